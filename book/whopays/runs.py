@@ -86,8 +86,6 @@ class RunError(RuntimeError):
 def record(table: pd.DataFrame) -> pd.DataFrame:
     """Save a tidy table with the run that executes this notebook; outside a run do nothing.
 
-    Further calls append rows.
-
     Args:
         table: One row per observation. Its index is not kept.
 
@@ -97,7 +95,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
         ValueError: If ``table`` is empty, its column names are not unique texts, its index has a
-            name (and would be lost), or its columns are not those recorded before.
+            name (and would be lost), or the run has recorded a table before.
 
     Example:
         In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere else
@@ -134,15 +132,11 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     if environment.RUN_VARIABLE not in os.environ:
         return table
     path = Path(os.environ[environment.RUN_VARIABLE], RECORDS)
-    before = [pd.read_parquet(path)] if path.exists() else []
-    if before and list(before[0]) != columns:
-        raise ValueError(
-            f"table must have the columns recorded before, {list(before[0])}, got {columns}"
-        )
+    if path.exists():
+        raise ValueError("table must be the only one of a run; record several by pandas.concat")
     try:
-        # A crash while writing must not cost the rows of earlier calls.
         with environment.written(path) as new:
-            pd.concat([*before, table]).to_parquet(new, index=False)
+            table.to_parquet(new, index=False)
     except pyarrow.ArrowException as error:
         raise TypeError(f"table cannot be written as Parquet: {error}") from error
     return table
