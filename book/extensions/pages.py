@@ -19,12 +19,9 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.search import IndexBuilder
 
-from whopays.plots import PALETTE
+from whopays import plots
 
-COLOURS = {color.lower(): f"var(--plot-{number})" for number, color in enumerate(PALETTE[:7], 1)}
-COLOURS |= {"#000000": "var(--pst-color-text-base)", "#ffffff": "var(--pst-color-background)"}
-COLOURS |= {"#555555": "var(--pst-color-text-muted)", "#dddddd": "var(--pst-color-border)"}
-COLOURS |= {"#eeeeee": "var(--pst-color-surface)"}
+COLOURS = {color: f"var(--{name})" for name, color in plots.COLOURS.items()}
 collect_words = IndexBuilder._word_collector
 GLOSSARY, BIBLIOGRAPHY = "book/glossary", "book/bibliography"
 # Words that a page uses in another sense than the glossary.

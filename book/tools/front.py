@@ -116,16 +116,11 @@ def cover_changes(look: Rows) -> dict[str, pd.DataFrame]:
     table = values.table(f"results/{look['table']}.csv")
     found = {}
     for line in GROUPS:
-        where = {**look["rows"], "arm": "prune", "split": "test"}
-        if line in look:
-            where["group"] = look[line]
-        kept = effects.select(table, **where, stage="compressed")["level"].unique()
-        before = effects.overall_accuracy(table, where=where | {"stage": "control"})
+        where = look["rows"] | {"arm": "prune"} | ({"group": look[line]} if line in look else {})
+        change = 100 * effects.by_level(table, of="overall_change", where=where)
+        found[line] = change.rename(columns=lambda level: 1 - level)
         # The control, of which everything is kept, has changed by nothing.
-        found[line] = pd.DataFrame({1.0: 0.0 * before})
-        for level in sorted(kept):
-            after = effects.overall_accuracy(table, where=where | {"level": level})
-            found[line][1 - level] = 100 * (after - before)
+        found[line].insert(0, 1.0, 0.0)
     return found
 
 
@@ -291,6 +286,18 @@ def runs_floor() -> str:
     return values.listed(sorted(found))
 
 
+FIGURES: dict[str, Any] = {
+    "runs-wide": (figure, 7.6, 8.4),
+    "runs-narrow": (figure, 3.9, 8.9),
+    "ways-wide": (one_axis, 7.6, 8.2, 2),
+    "ways-narrow": (one_axis, 3.9, 14.0, 1),
+    "wide": (cover, 8.6, 3.1, 4),
+    "narrow": (cover, 3.9, 5.6, 2),
+}
+"""Functions that draw a figure, by its file, with its width, height and, unless
+it is fixed, number of columns."""
+
+
 def main(folder: str) -> None:
     matplotlib.use("agg")
     config = Path(folder, "_config.yml")
@@ -303,12 +310,8 @@ def main(folder: str) -> None:
     drawn.mkdir(parents=True, exist_ok=True)
     sizes = {"font.size": SIZE, "axes.titlesize": SIZE, "axes.titleweight": "bold"}
     with matplotlib.rc_context(sizes):
-        for name, size in (("wide", (7.6, 8.4)), ("narrow", (3.9, 8.9))):
-            values.save_svg(figure(*size), drawn / f"runs-{name}.svg")
-        for name, shape in (("wide", (7.6, 8.2, 2)), ("narrow", (3.9, 14.0, 1))):
-            values.save_svg(one_axis(*shape), drawn / f"ways-{name}.svg")
-        for name, shape in (("wide", (8.6, 3.1, 4)), ("narrow", (3.9, 5.6, 2))):
-            values.save_svg(cover(*shape), drawn / f"{name}.svg")
+        for name, (drawing, *shape) in FIGURES.items():
+            values.save_svg(drawing(*shape), drawn / f"{name}.svg")
     (drawn / "explore.html").write_text(explore.html(), encoding="utf-8")
 
 

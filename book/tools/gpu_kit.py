@@ -48,9 +48,6 @@ NEEDLESS = ("debugpy", "jedi")
 
 # Wheels name the oldest Linux that they run on; pip takes the names one by one.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
-MOST = 60
-"""Megabytes above which a kit is said to be large."""
-
 PARTS = {
     "project": "project.tar.gz",
     "wheels": "wheels/*",
@@ -133,15 +130,14 @@ def kits(root: Path, names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def make(kit: Path, root: Path, own: list[str], place: Path, packages: Path | None) -> None:
+def make(kit: Path, root: Path, own: list[str], place: Path, packages: Path) -> None:
     """Make the kit of some grids; what a kit of the same name has recorded stays in its folder."""
     # Read before anything is written: without the data there is no kit.
     names = kit.name.split("+")
     read = [path for name in names if name != NO_DATA for path in files_read(name, place)]
     kit.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(kit / "wheels", ignore_errors=True)
-    if packages:
-        shutil.copytree(packages, kit / "wheels")
+    shutil.copytree(packages, kit / "wheels")
     git(root, "archive", "--format=tar.gz", f"--output={kit / 'project.tar.gz'}", "HEAD")
     pack(kit / "data.tar.gz", read, place, "data")
     found = [(points, grids.unfit(points)) for points in map(grids.expand, own)]
@@ -161,8 +157,7 @@ def report(kit: Path) -> str:
         for name, pattern in PARTS.items()
     }
     text = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
-    more = f"; more than the {MOST} MB of a small kit" if sum(sizes.values()) > MOST else ""
-    return f"{kit}: {sum(sizes.values()):.1f} MB ({text}){more}"
+    return f"{kit}: {sum(sizes.values()):.1f} MB ({text})"
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -170,15 +165,13 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("grids", nargs="+", help="grids, or files that list them in order of worth")
     parser.add_argument("--data", type=Path, default=root / "data", help="folder of the data sets")
     parser.add_argument("--python", default="3.12", help="version of the machine's Python")
-    parser.add_argument("--no-wheels", action="store_true", help="for a machine that has papermill")
     given, failed = parser.parse_args(arguments), False
     root = root.resolve()
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = kits(root, given.grids)
-            packages = None if given.no_wheels else Path(folder)
-            if packages:
-                wheels(root, given.python, packages)
+            packages = Path(folder)
+            wheels(root, given.python, packages)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(f"gpu-kit: {error}", file=sys.stderr)
             return 2

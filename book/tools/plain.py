@@ -14,8 +14,10 @@ import mimetypes
 import re
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -25,7 +27,7 @@ from address import site, wheel
 from bs4 import BeautifulSoup, NavigableString, Tag
 from nbformat import NotebookNode
 
-from whopays.plots import PALETTE
+from whopays.plots import COLOURS
 
 ROOT = Path(__file__).parents[2]
 DROPPED = ".headerlink, button, script, style, nav, .sd-summary-icon, .sd-summary-state-marker"
@@ -48,13 +50,6 @@ STANDING |= {f"h{depth}" for depth in range(1, 7)}
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 QUOTED = {"proof", "exercise", "admonition"}
 SPECIAL = re.compile(r"([\\`*_\[\]<>$|])")
-# The colours of the page (book/extensions/pages.py), for a picture that stands alone.
-VARIABLES = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)}
-VARIABLES |= {
-    "pst-color-text-base": "#000000",
-    "pst-color-background": "#ffffff",
-    "pst-color-text-muted": "#555555",
-}
 
 
 class Page:
@@ -124,7 +119,7 @@ class Page:
     def drawn(self, node: Tag) -> str:
         """Attach a drawing that is part of the page, with colours instead of variables."""
         svg = re.sub(
-            r"var\(--([\w-]+)\)", lambda found: VARIABLES.get(found[1], "#dddddd"), str(node)
+            r"var\(--([\w-]+)\)", lambda found: COLOURS.get(found[1], "#dddddd"), str(node)
         )
         svg = svg.replace("viewbox=", "viewBox=").replace(
             "<svg ", '<svg font-family="sans-serif" ', 1
@@ -137,6 +132,15 @@ class Page:
         self.pictures[name] = {kind: base64.b64encode(content).decode()}
         words = SPECIAL.sub(r"\\\1", " ".join(alt.split()))
         return f"![{words}](attachment:{name})"
+
+    def words(self, text: str) -> NotebookNode:
+        """Make a cell of Markdown, with the pictures that it shows."""
+        shown = {
+            name: picture
+            for name, picture in self.pictures.items()
+            if f"(attachment:{name})" in text
+        }
+        return nbformat.v4.new_markdown_cell(text, **{"attachments": shown} if shown else {})
 
     def block(self, node: Tag) -> list[str]:
         """Write a block, such as a heading or a table, as blocks of Markdown."""
@@ -243,67 +247,46 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
     Raises:
         ValueError: If the page has other code cells than the notebook.
     """
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    cells: list[NotebookNode] = []
-    text: list[str] = []
+    code = deque(cell for cell in notebook.cells if cell.cell_type == "code")
 
-    def add(cell: NotebookNode) -> None:
-        cell["id"] = f"cell-{len(cells)}"
-        cells.append(cell)
+    def hidden() -> Iterator[NotebookNode]:
+        """Copy cells that the page does not show: they still have to run in the plain notebook."""
+        while code and "remove-cell" in code[0].metadata.get("tags", []):
+            yield runnable(code.popleft(), page, wheel)
 
-    def flush() -> None:
-        if text:
-            written = "\n\n".join(text)
-            cell = nbformat.v4.new_markdown_cell(written)
-            if used := {
-                name: page.pictures[name]
-                for name in page.pictures
-                if f"(attachment:{name})" in written
-            }:
-                cell["attachments"] = used
-            add(cell)
-            text.clear()
-
-    def next_code() -> NotebookNode:
-        if not code:
-            raise ValueError(f"{page.path} has more code cells than its notebook")
-        return code.pop(0)
-
-    def walk(node: Tag) -> None:
+    def walk(node: Tag) -> Iterator[str | NotebookNode]:
         for child in node.children:
             if isinstance(child, Tag) and {"cell", "docutils"} <= set(child.get("class", [])):
-                flush()
                 joined = re.search(r"moved-(\d+)", " ".join(child["class"]))
                 for _ in range(int(joined[1]) if joined else 1):
-                    # A cell that the page does not show still has to run in the plain notebook.
-                    while "remove-cell" in (cell := next_code()).metadata.get("tags", []):
-                        add(runnable(cell, page, wheel))
-                    add(runnable(cell, page, wheel))
-                text.extend(
-                    " ".join(page.inline(caption).split()) for caption in child.select("figcaption")
-                )
+                    yield from hidden()
+                    if not code:
+                        raise ValueError(f"{page.path} has more code cells than its notebook")
+                    yield runnable(code.popleft(), page, wheel)
+                for caption in child.select("figcaption"):
+                    yield " ".join(page.inline(caption).split())
             # Sections nest: the cells may be anywhere below.
             elif isinstance(child, Tag) and child.select_one("div.cell.docutils"):
-                walk(child)
+                yield from walk(child)
+            elif getattr(child, "name", None) in STANDING:
+                yield from page.block(child)
             else:
-                found = (
-                    page.block(child)
-                    if getattr(child, "name", None) in STANDING
-                    else [page.inline(child).strip()]
-                )
-                text.extend(filter(None, found))
+                yield page.inline(child).strip()
 
     # Set-up that stands below the first figure of the page runs before all else.
     if moved := page.article.select_one('div.cell[class*="moved-"]'):
         page.article.select_one("div.cell.docutils").insert_before(moved.extract())
-    walk(page.article)
     source = f"[a page]({page.address}) of the book" if page.address else "a page of the book"
-    text.append(f"---\n\n*This notebook is a plain copy of {source} Who Pays?*")
-    flush()
-    while code and "remove-cell" in code[0].metadata.get("tags", []):
-        add(runnable(code.pop(0), page, wheel))
+    end = f"---\n\n*This notebook is a plain copy of {source} Who Pays?*"
+    parts = filter(None, [*walk(page.article), end, *hidden()])
     if code:
         raise ValueError(f"{len(code)} code cells of the notebook are not on {page.path}")
+    cells: list[NotebookNode] = []
+    for is_text, group in groupby(parts, lambda part: isinstance(part, str)):
+        own = list(group)
+        cells += [page.words("\n\n".join(own))] if is_text else own
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
     known = {
         name: notebook.metadata[name]
         for name in ("kernelspec", "language_info")

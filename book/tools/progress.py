@@ -15,7 +15,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -31,7 +32,14 @@ PATIENCE = 20
 """Seconds that a stopped build has to end by itself."""
 
 
-def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
+EVENTS = re.compile(
+    r"(?:run|point) +(?P<total>\d+)$|Job (?P<begun>\d+: \S+)$|Finished jobid: (?P<ended>\d+)"
+    r"| +jobid: (?P<failed>\d+)$|(?P<table>\S+\.csv)$"
+)
+"""Lines of Snakemake that tell something; it gives the number of a job by itself after an error."""
+
+
+def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Read the lines that Snakemake prints.
 
     Yields:
@@ -39,25 +47,14 @@ def events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
         of a job; ``table`` and a path that was gathered.
     """
     jobs: dict[str, str] = {}
-    in_error = False
-    for line in lines:
-        if found := re.match(r"(?:run|point) +(\d+)$", line):
-            yield "total", found[1]
-        elif found := re.match(r"Job (\d+): (\S+)$", line):
-            jobs[found[1]] = found[2]
-            yield "begun", found[2]
-        elif found := re.match(r"Finished jobid: (\d+)", line):
-            if found[1] in jobs:
-                yield "ended", jobs[found[1]]
-        elif re.match(r"Error in rule \w+", line):
-            in_error = True
-        elif in_error and (found := re.match(r" +jobid: (\d+)$", line)):
-            # Snakemake names the job some lines after it says that there is an error.
-            in_error = False
-            if found[1] in jobs:
-                yield "failed", jobs[found[1]]
-        elif re.match(r"\S+\.csv$", line):
-            yield "table", line.strip()
+    for found in filter(None, map(EVENTS.match, lines)):
+        event = str(found.lastgroup)
+        number, _, name = found[event].partition(": ")
+        if name:
+            jobs[number] = name
+        # Jobs without a message are no page and no run.
+        if number in jobs or event in ("total", "table"):
+            yield event, jobs.get(number, number)
 
 
 def why(folder: Path, name: str) -> str:
@@ -113,43 +110,38 @@ def main(where: str, *command: str) -> int:
         missing = "No table is written"
     output = folder / "logs" / f"{log}.log"
     output.parent.mkdir(parents=True, exist_ok=True)
-    stopped, ended, tables = list[int](), list[str](), list[str]()
-    failed: list[str] = []
+    stopped, seen = list[int](), defaultdict(list)
     bar = tqdm(total=0, unit=f" {unit}", disable=None, leave=False, dynamic_ncols=True)
-    with output.open("w", encoding="utf-8") as file, start(command, stopped) as process, bar:
+    with output.open("w", 1, "utf-8") as file, start(command, stopped) as process, bar:
 
-        def kept() -> Iterator[str]:
-            for line in process.stdout or ():
-                file.write(line)
-                file.flush()
-                yield line
+        def kept(line: str) -> str:
+            file.write(line)
+            return line
 
-        for event, name in events(kept()):
+        for event, name in events(map(kept, process.stdout or ())):
             shown = STEPS.get(name, name)
+            seen[event].append(name)
             if event == "total":
                 bar.total = int(name)
             elif event == "begun":
                 bar.set_postfix_str(shown)
-            elif event == "table":
-                tables.append(name)
-            elif not stopped:
-                (failed if event == "failed" else ended).append(name)
+            elif event != "table" and not stopped:
                 bar.update(name not in STEPS)
-                done = f"{shown}: failed" if event == "failed" else shown
                 if event == "failed" or bar.disable:
-                    tqdm.write(done, sys.stdout)
+                    tqdm.write(shown + ": failed" * (event == "failed"), sys.stdout)
     signal.alarm(0)
     if stopped:
         print(f"Stopped. Finished {unit} are kept: the same command goes on from here.")
         return 128 + stopped[0]
     if process.returncode:
-        print("\n\n".join(why(folder, name) for name in failed or [log]))
-        print(f"\n{missing}: {', '.join(failed) or 'Snakemake'} failed. All output: {output}")
+        print("\n\n".join(why(folder, name) for name in seen["failed"] or [log]))
+        failed = ", ".join(seen["failed"]) or "Snakemake"
+        print(f"\n{missing}: {failed} failed. All output: {output}")
     else:
-        made = f"The table: {', '.join(tables)}"
+        made = f"The table: {', '.join(seen['table'])}"
         if unit == "pages":
             made = f"The book: {folder / 'html' / 'index.html'}"
-        print(made if ended else f"{made} (nothing has changed)")
+        print(made if seen["ended"] else f"{made} (nothing has changed)")
     return process.returncode
 
 

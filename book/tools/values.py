@@ -150,6 +150,20 @@ def certain(gains: pd.Series) -> pd.Series:
     return gains
 
 
+def only_others(lost: Callable[[str], pd.Series]) -> None:
+    """Hold words to it that of all races Others alone loses, whose losses a function computes.
+
+    Raises:
+        ValueError: If the 95 % interval of the mean of another race is above zero.
+    """
+    races = ("White", "Black", "Asian", "Indian", "Others")
+    losing = [race for race in races if t_interval(lost(race)).low > 0]
+    if losing != ["Others"]:
+        raise ValueError(
+            f"the words say that Others alone loses, the table that {losing} do: change the words"
+        )
+
+
 @value
 def races_difference() -> str:
     return points(verdict("T-fig-1", SMALL, expect=YES).interval, interval=True)
@@ -308,11 +322,7 @@ def relus_white() -> str:
 @value
 def relus_others() -> str:
     verdict("D-fig-6-r18-snl-race", RACES, expect="supported")
-    between = {race: t_interval(_dropped(race)) for race in ("Black", "Asian", "Indian")}
-    if losing := [race for race, found in between.items() if found.low > 0]:
-        raise ValueError(
-            f"the words say that no other race loses, the table that {losing} do: change the words"
-        )
+    only_others(_dropped)
     return points(certain(_dropped("Others")))
 
 
@@ -342,14 +352,7 @@ VALUES["gradient_correlation"] = lambda: _correlation("study")
 
 @value
 def gradient_correlation_faces() -> str:
-    between = {
-        race: t_interval(_pruned(race, GRADIENTS))
-        for race in ("White", "Black", "Asian", "Indian", "Others")
-    }
-    if (losing := [race for race, found in between.items() if found.low > 0]) != ["Others"]:
-        raise ValueError(
-            f"the words say that Others alone loses, the table that {losing} do: change the words"
-        )
+    only_others(_pruned)
     return _correlation("utkface-all")
 
 
@@ -514,11 +517,10 @@ def _recognized(path: str) -> pd.Series:
     return effects.overall_accuracy(table(path), where=where)
 
 
-def _pruned(race: str, path: str, setting: str = "unequal") -> pd.Series:
+def _pruned(race: str) -> pd.Series:
     """Compute what a race loses with nine tenths of the weights pruned, by seed."""
-    rows = effects.select(table(path), setting=setting, split="test", group=race)
-    pruned = effects.select(rows, stage="compressed", level=0.9).set_index("seed")["accuracy"]
-    return effects.select(rows, stage="control").set_index("seed")["accuracy"] - pruned
+    where = {"setting": "unequal", "group": race}
+    return -effects.overall_change(table(GRADIENTS), level=0.9, where=where)
 
 
 def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import pandas as pd
 import yaml
 
-from fairlib._validation import lookup
+from fairlib._validation import check_number, lookup
 from whopays import conditions
 from whopays.effects import (
     OF_ACCURACIES,
@@ -34,7 +34,7 @@ from whopays.effects import (
     by_chance,
     cells,
 )
-from whopays.runs import project
+from whopays.runs import Given, project
 from whopays.seeds import benjamini_hochberg, holm
 from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge, t_test
 
@@ -74,21 +74,21 @@ class Claim:
     source: str
     kind: str
     statement: str
-    statistic: Mapping[str, Any] | None
+    statistic: Given | None
     direction: str | None
     threshold: float | None
     margin: float | None
     notebook: str | None
     tables: Mapping[str, str]
     data: str | None = None
-    floor: Mapping[str, Any] | None = None
-    repaired: Mapping[str, Any] | None = None
+    floor: Given | None = None
+    repaired: Given | None = None
     not_testable: str | None = None
 
     def __post_init__(self) -> None:
         try:
             self._check()
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"claim {self.id!r}: {error}") from None
 
     @property
@@ -185,7 +185,7 @@ class Claim:
         lookup("paper", self.paper, PAPERS)
         lookup("kind", self.kind, dict.fromkeys(KINDS))
         for name in ("source", "statement"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
+            if not str(getattr(self, name) or "").strip():
                 raise ValueError(f"{name} must be a text")
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")
@@ -206,7 +206,7 @@ class Claim:
         if given:
             raise ValueError(f"without a statistic there can be no {', '.join(given)}")
 
-    def _check_statistic(self, statistic: Mapping[str, Any]) -> None:
+    def _check_statistic(self, statistic: Given) -> None:
         if self.not_testable:
             raise ValueError("a claim has either a statistic or the reason not_testable, not both")
         function = lookup("statistic", str(statistic.get("name")), STATISTICS)
@@ -216,22 +216,11 @@ class Claim:
             self._check_cells(each["against"], each)
         signature = inspect.signature(function)
         in_cells = {*statistic.get("each", ())} & {*signature.parameters}
-        try:
-            # The table comes first; what varies from cell to cell may be an argument, too.
-            signature.bind(None, **self.arguments | dict.fromkeys(in_cells))
-        except TypeError as error:
-            raise ValueError(f"statistic {statistic['name']}: {error}") from None
+        # The table comes first; what varies from cell to cell may be an argument, too.
+        signature.bind(None, **self.arguments | dict.fromkeys(in_cells))
         lookup("direction", str(self.direction), dict.fromkeys(DIRECTIONS))
-        for name, value in (("threshold", self.threshold), ("margin", self.margin)):
-            # YAML reads yes as True, which is an int for Python.
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not math.isfinite(value)
-            ):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-        if self.criterion.margin <= 0:
-            raise ValueError(f"margin must be a positive number, got {self.margin!r}")
+        check_number("threshold", self.threshold, -math.inf, low_open=True)
+        check_number("margin", self.margin, 0, low_open=True)
         if not self.tables:
             raise ValueError("a claim with a statistic needs the tables that test it, got none")
 
@@ -320,10 +309,12 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     tests: dict[str, int] = {}
     paths = conditions.by_path(Path(root))
+    # Many claims name the same table.
+    read_table, made = functools.cache(read_records), functools.cache(conditions.earlier_design)
     for claim in claims:
         for reading, read in claim.readings.items():
             for evidence, table in read.tables.items() or [("", "")]:
-                found, decides, same, beside = _judge(read, Path(root, table))
+                found, decides, same, beside = _judge(read, Path(root, table), read_table)
                 if (table, claim.id, reading) in paths and found.name in DECIDED:
                     found = _left_open(found, "undecided", paths[table, claim.id, reading])
                 judged = found._asdict()
@@ -340,7 +331,7 @@ def evaluate_claims(claims: Sequence[Claim], root: str | Path) -> pd.DataFrame:
                     **judged,
                     "family": read.family,
                     "test": tests.setdefault(f"{table}: {same}", len(tests)),
-                    "earlier": conditions.earlier_design(Path(root), table),
+                    "earlier": made(Path(root), table),
                     **beside,
                 }
                 rows.append(row)
@@ -422,8 +413,10 @@ def read_records(path: str | Path) -> pd.DataFrame:
     return pd.read_parquet(path) if Path(path).suffix == ".parquet" else pd.read_csv(path)
 
 
-def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any]]:
-    """Judge a claim by a table.
+def _judge(
+    claim: Claim, table: Path, read: Callable[[Path], pd.DataFrame]
+) -> tuple[Verdict, bool, str, dict[str, Any]]:
+    """Judge a claim by a table that a function reads.
 
     Returns:
         The verdict, True if the table decides the claim, a text that is equal for the same test,
@@ -436,7 +429,7 @@ def _judge(claim: Claim, table: Path) -> tuple[Verdict, bool, str, dict[str, Any
         elif claim.statistic is None:
             unknown = Verdict("undecided", "nothing tests it yet")
         return unknown, False, claim.id, _beside(claim, unknown)
-    records, given = read_records(table), conditions.made_by(table).get("parameters", {})
+    records, given = read(table), conditions.made_by(table).get("parameters", {})
     groups = conditions.group_and_answer(claim.statistic, records, given)
     try:
         found, values, chance = _tested(claim, records, groups)
@@ -471,7 +464,7 @@ def _beside(
         doubled = judge(values, wide, chance)
         p_value = judge(values, claim.criterion, chance, test=t_test).p_value
     return {
-        "data": ", ".join(sorted({*records.get("data", pd.Series()).dropna()})),
+        "data": ", ".join(sorted(records.get("data", pd.Series()).dropna().unique())),
         "groups": groups,
         "overlap": share[0],
         "assumed": share[1],
@@ -533,15 +526,13 @@ def _left_open(found: Verdict, name: str, reason: str) -> Verdict:
     return found._replace(name=name, reason=reason, needed=None, p_value=math.nan)
 
 
-def _is_about(claim: Claim, records: pd.DataFrame, given: Mapping[str, Any]) -> bool:
+def _is_about(claim: Claim, records: pd.DataFrame, given: Given) -> bool:
     """Return True if the table is of the data set, and the attribute, that the claim names."""
     name, _, attribute = (claim.data or "").partition("/")
-    if not name or name not in set(records.get("data", ())):
+    if not name or name not in records.get("data", pd.Series()).unique():
         return not name
-    known: set[Any] = set()
-    for value in given.values():
-        known.update(value if isinstance(value, list) else [value])
-    return not attribute or attribute in known
+    # A parameter in which the runs of a table differ is a list.
+    return not attribute or attribute in {*pd.Series(given, dtype=object).explode()}
 
 
 def _fingerprint(claim: Claim, values: pd.Series | pd.DataFrame) -> str:

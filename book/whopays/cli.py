@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     command("plan", plan.show, "say how far a grid is, how long the rest takes, and what it lacks")(
         "grid"
     )
-    command("gather", _gather, "write the tables of a grid whose runs are finished")("grid")
+    command("gather", _gather, "write the table of a grid whose runs are finished")("grid")
 
     record = command(
         "record", _record, "run a list of grids within a given time, on a GPU, without Snakemake"
@@ -141,8 +141,7 @@ def _run(files: list[str], given: list[list[str]], **options: Any) -> None:
 
 
 def _gather(grid: str) -> None:
-    for table in grids.gather(grid):
-        print(table)
+    print(grids.gather(grid))
 
 
 def _record(names: list[str], **options: Any) -> int:

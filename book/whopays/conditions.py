@@ -1,14 +1,13 @@
 """Conditions of a recorded table: who its groups are, what its seeds share, which path it took."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from whopays.effects import MissingRowsError, select
-from whopays.runs import PATHS, read_yaml
+from whopays.runs import PATHS, Given, read_yaml
 
 IS_ANSWER, NOT_ANSWER = "group is the answer", "group is not the answer"
 NO_GROUPS = "no groups"
@@ -52,9 +51,7 @@ def earlier_design(root: Path, table: str) -> str:
     return read_yaml(grid).get("earlier", "") if grid.is_file() else ""
 
 
-def group_and_answer(
-    statistic: Mapping[str, Any], records: pd.DataFrame, given: Mapping[str, Any]
-) -> str:
+def group_and_answer(statistic: Given, records: pd.DataFrame, given: Given) -> str:
     """Say whether the groups that a statistic compares are the classes that the network names.
 
     Where they are, a group that loses is an answer that is given less often, and not people who
@@ -85,7 +82,7 @@ def group_and_answer(
     return IS_ANSWER if same or "target" not in given else NOT_ANSWER
 
 
-def share_of_test(statistic: Mapping[str, Any], records: pd.DataFrame) -> tuple[float, bool]:
+def share_of_test(statistic: Given, records: pd.DataFrame) -> tuple[float, bool]:
     """Count the test samples for each training sample, where seeds split the same data.
 
     Args:
@@ -102,7 +99,7 @@ def share_of_test(statistic: Mapping[str, Any], records: pd.DataFrame) -> tuple[
         if column in records and column not in ("split", "stage", "level", "group")
     }
     rows = select(records, **chosen)
-    if "data" not in rows or {*rows["data"].dropna()} <= DRAWN:
+    if "data" not in rows or {*rows["data"].dropna().unique()} <= DRAWN:
         return 0.0, False
     try:
         train, test = (

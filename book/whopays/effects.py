@@ -68,6 +68,9 @@ Rows = Mapping[str, Any]
 ALL: Rows = {}
 """Condition that selects all rows."""
 
+Arguments = dict[str, Any]
+"""Arguments of a function, by name."""
+
 Accuracies = tuple[
     DataFrame, DataFrame
 ]  # Accuracies, and numbers of samples, with groups in columns.
@@ -213,6 +216,7 @@ def by_level(
     of: str,
     where: Rows = ALL,
     control: bool = False,
+    settings: Rows = ALL,
     **arguments: Any,
 ) -> DataFrame:
     """Compute a statistic at every level of a study.
@@ -224,6 +228,7 @@ def by_level(
         where: Values of columns that select the rows.
         control: Also compute it for the control, at its level; for statistics that do not compare
             with it.
+        settings: Further arguments of the statistic, whatever their names.
         arguments: Further arguments of the statistic.
 
     Returns:
@@ -233,7 +238,21 @@ def by_level(
     Raises:
         ValueError: If the name of the statistic is unknown, or the statistic refuses the table.
     """
-    return _over_levels(table, of, where, arguments, control=control)
+    function, arguments = lookup("statistic", of, STATISTICS), {**settings, **arguments}
+    chosen = _select(table, where, ("stage", "level"))
+    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
+    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
+        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
+        return DataFrame(found)
+    stages = dict.fromkeys(levels, "compressed")
+    if control:
+        controls = chosen.loc[chosen["stage"] == "control", "level"]
+        stages = dict.fromkeys(controls, "control") | stages
+    found = {}
+    for level in sorted(stages):
+        at = {"split": "test", **where, "stage": stages[level], "level": level}
+        found[level] = function(table, where=at, **arguments)
+    return DataFrame(found)
 
 
 def drop_difference(
@@ -279,15 +298,13 @@ def drop_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, several
             runs per seed are selected, or a relative drop would divide by 0.
     """
-    settings: dict[str, Any] = {"level": level, "share": share, "relative": relative}
-    settings |= {"column": column, "where": where, "rank_where": rank_where}
-    minority = accuracy_change(table, groups="others" if others else "smallest", **settings)
-    return accuracy_change(table, groups="largest", **settings) - minority
+    minority = "others" if others else "smallest"
+    changed = _change(table, column, level, where, rank_where)
+    ends = _changes_of([minority, "largest"], changed, share, relative)
+    return ends["largest"] - ends[minority]
 
 
-def loss_difference(
-    table: DataFrame, *, level: float, where: Rows = ALL, rank_where: Rows | None = None
-) -> Series:
+def loss_difference(table: DataFrame, *, level: float, where: Rows = ALL) -> Series:
     """Compute how much more test loss (nats) small groups gain than large ones, by seed.
 
     This is `drop_difference` for the rise of the mean cross-entropy in place of the drop of
@@ -298,7 +315,6 @@ def loss_difference(
         table: Table of :func:`fairlib.study`.
         level: Compression level that is compared with the control.
         where: Values of columns that select the rows.
-        rank_where: Values of columns that select the rows whose sizes rank the groups.
 
     Returns:
         Series indexed by seed.
@@ -307,8 +323,7 @@ def loss_difference(
         ValueError: If a column, the level or the control is missing, a seed is incomplete, or
             several runs per seed are selected.
     """
-    settings: dict[str, Any] = {"where": where, "rank_where": rank_where}
-    return -drop_difference(table, level=level, column="loss", **settings)
+    return -drop_difference(table, level=level, column="loss", where=where)
 
 
 def accuracy_change(
@@ -318,7 +333,6 @@ def accuracy_change(
     groups: str,
     share: float = THIRD,
     relative: bool = False,
-    column: str = "accuracy",
     where: Rows = ALL,
     rank_where: Rows | None = None,
 ) -> Series:
@@ -330,7 +344,6 @@ def accuracy_change(
         groups: ``"smallest"``, ``"largest"``, or ``"others"`` for all but the largest.
         share: Share of groups that are the smallest, and the largest (`drop_difference`).
         relative: Divide by the mean accuracy of these groups under the control.
-        column: Name of the column in the place of the accuracy.
         where: Values of columns that select the rows.
         rank_where: Values of columns that select the rows whose sizes rank the groups.
 
@@ -343,16 +356,22 @@ def accuracy_change(
             0.
     """
     lookup("choice of groups", groups, dict.fromkeys(("smallest", "largest", "others")))
-    change, before, sizes = _change(table, column, level, where, rank_where)
-    mean = _ends(change, sizes, share)[groups]
-    if not relative:
-        return mean
-    base = _ends(before, sizes, share)[groups]
-    if not (base > 0).all():
-        raise NothingToLoseError(
-            f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
-        )
-    return mean / base
+    changed = _change(table, "accuracy", level, where, rank_where)
+    return _changes_of([groups], changed, share, relative)[groups]
+
+
+def _changes_of(
+    names: Iterable[str], changed: tuple[DataFrame, ...], share: float, relative: bool
+) -> DataFrame:
+    """Average a change (`_change`) over the groups at each end, some of them by name (`_ends`)."""
+    change, before, sizes = changed
+    ends, bases = (_ends(values, sizes, share) for values in (change, before))
+    for groups in names if relative else ():
+        if not (bases[groups] > 0).all():
+            raise NothingToLoseError(
+                f"a relative change of the {groups} groups needs an accuracy above 0 in the control"
+            )
+    return ends / bases if relative else ends
 
 
 def group_difference(
@@ -379,14 +398,17 @@ def group_difference(
     rows = _select(table, where, ())
     ends = smallest_and_largest(rows, column=column, share=share)
     difference = ends["smallest"] - ends["largest"]
-    if not relative:
-        return difference
-    means = _by_seed_and_group(rows, column).mean(axis=1)
+    return difference / _means(_by_seed_and_group(rows, column), column) if relative else difference
+
+
+def _means(values: DataFrame, column: str) -> Series:
+    """Average a column over the groups, to divide by."""
+    means = values.mean(axis=1)
     if not (means > 0).all():
         raise ValueError(
-            f"a relative difference needs a positive mean over the groups; that of {column} is not"
+            f"a relative value needs a positive mean over the groups; that of {column} is not"
         )
-    return difference / means
+    return means
 
 
 def smallest_and_largest(
@@ -409,26 +431,23 @@ def smallest_and_largest(
     return _ends(*_values_and_sizes(table, column, rank), share)[["smallest", "largest"]]
 
 
-def groups_by_size(
-    table: DataFrame, *, column: str, rank: str = "train_size", where: Rows = ALL
-) -> DataFrame:
+def groups_by_size(table: DataFrame, *, column: str, rank: str = "train_size") -> DataFrame:
     """Sort the values of a column from the smallest to the largest group of each seed.
 
     Args:
-        table: One row per seed and group, once ``where`` has selected.
+        table: One row per seed and group.
         column: Name of the column.
         rank: Name of the column of sizes that ranks the groups; ties are broken at random by the
             seed.
-        where: Values of columns that select the rows.
 
     Returns:
         DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
         seeds.
 
     Raises:
-        ValueError: If a column is missing or the selection holds several rows per seed and group.
+        ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    values, sizes = _values_and_sizes(_select(table, where, ()), column, rank)
+    values, sizes = _values_and_sizes(table, column, rank)
     means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
     return DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
 
@@ -549,11 +568,8 @@ def spread_change(table: DataFrame, *, level: float, where: Rows = ALL) -> Serie
             runs per seed are selected, there is only one group, or one has fewer than two samples.
     """
     test = {"split": "test", **where}
-    compressed, control = (
-        test | {"stage": "compressed", "level": level},
-        test | {"stage": "control"},
-    )
-    return contrast_rows(table, of="spread", where=compressed, against=control)
+    compressed = test | {"stage": "compressed", "level": level}
+    return contrast_rows(table, of="spread", where=compressed, against=test | {"stage": "control"})
 
 
 def spread(table: DataFrame, *, where: Rows) -> Series:
@@ -672,13 +688,8 @@ def group_gap(
             do not have the same runs, or a mean to divide by is not positive.
     """
     values = _by_run_and_group(_select(table, where, (*RUN_COLUMNS, "group", column)), column)
-    gaps, means = values.max(axis=1) - values.min(axis=1), values.mean(axis=1)
-    if relative and not (means > 0).all():
-        raise ValueError(
-            f"a relative gap needs a positive mean over the groups; that of {column} is not in "
-            "some run"
-        )
-    return _mean_over_runs(gaps / means if relative else gaps)
+    gaps = values.max(axis=1) - values.min(axis=1)
+    return _mean_over_runs(gaps / _means(values, column) if relative else gaps)
 
 
 def degradation_gap(table: DataFrame, *, where: Rows, dense: Rows) -> Series:
@@ -906,12 +917,9 @@ def arm_losses(table: DataFrame) -> DataFrame:
     Raises:
         ValueError: If a column or the controls are missing, or a seed is incomplete.
     """
-    column = next((name for name in reversed(ARM_COLUMNS) if name in table), "")
-    compressed, found = (
-        _select(table, {"stage": "compressed"}, (column or " or ".join(ARM_COLUMNS),)),
-        {},
-    )
-    for arm in compressed[column].unique():
+    arms = (name for name in reversed(ARM_COLUMNS) if name in table)
+    column, found = next(arms, " or ".join(ARM_COLUMNS)), {}
+    for arm in _select(table, {"stage": "compressed"}, (column,))[column].unique():
         own = select(table, **{column: arm})
         average = -by_level(own, of="overall_change").unstack()
         found[arm] = DataFrame(
@@ -959,7 +967,9 @@ def contrast_rows(
     """
     function = lookup("statistic", of, STATISTICS)
     if function in (group_gap, overall_accuracy, spread):
-        one, other = (set(_select(table, rows, ("group",))["group"]) for rows in (where, against))
+        one, other = (
+            set(_select(table, rows, ("group",))["group"].unique()) for rows in (where, against)
+        )
         if one != other:
             raise ValueError(
                 f"the rows of {dict(where)} and of {dict(against)} do not cover the same groups"
@@ -1008,7 +1018,7 @@ def level_trend(
             levels.
     """
     # Equal values have to be ties, whatever their last digit.
-    values = _over_levels(table, statistic, where, arguments).T.round(12)
+    values = by_level(table, of=statistic, where=where, settings=arguments).T.round(12)
     if len(values) < 3:
         raise MissingRowsError(
             f"a trend over levels needs three of them, got {values.index.tolist()}"
@@ -1018,7 +1028,7 @@ def level_trend(
     return trend.reindex(values.columns, fill_value=0.0)
 
 
-def cells(table: DataFrame, *, name: str, each: Mapping[str, Any], **arguments: Any) -> DataFrame:
+def cells(table: DataFrame, *, name: str, each: Rows, **arguments: Any) -> DataFrame:
     """Compute a statistic in every cell of a statement about *each* of several levels or methods.
 
     Args:
@@ -1167,27 +1177,6 @@ def _skill(means: Any, constant: Any) -> Any:
     return (means["accuracy"] - constant) / (1 - constant)
 
 
-def _over_levels(
-    table: DataFrame, name: str, where: Rows, arguments: Rows, *, control: bool = False
-) -> DataFrame:
-    """Compute a statistic at every level (`by_level`), whose arguments may have any name."""
-    function = lookup("statistic", name, STATISTICS)
-    chosen = _select(table, where, ("stage", "level"))
-    levels = sorted(set(chosen.loc[chosen["stage"] == "compressed", "level"]))
-    if function in CHANGES or STATISTICS.get(arguments.get("of", "")) in CHANGES:
-        found = {level: function(table, level=level, where=where, **arguments) for level in levels}
-        return DataFrame(found)
-    stages = dict.fromkeys(levels, "compressed")
-    if control:
-        controls = chosen.loc[chosen["stage"] == "control", "level"]
-        stages = dict.fromkeys(controls, "control") | stages
-    found = {}
-    for level in sorted(stages):
-        at = {"split": "test", **where, "stage": stages[level], "level": level}
-        found[level] = function(table, where=at, **arguments)
-    return DataFrame(found)
-
-
 def _present(table: DataFrame, where: Rows, column: str) -> list[Any]:
     """List the values of a column in the selected rows; levels of compressed networks only."""
     rows = _select(table, where, (column,))
@@ -1199,11 +1188,9 @@ def _present(table: DataFrame, where: Rows, column: str) -> list[Any]:
     return list(values.sort_values() if column == "level" else values)
 
 
-def _in_cell(
-    name: str, arguments: Mapping[str, Any], cell: Iterable[tuple[str, str, Any]]
-) -> dict[str, Any]:
+def _in_cell(name: str, arguments: Rows, cell: Iterable[tuple[str, str, Any]]) -> Arguments:
     """Arguments of a statistic in one cell."""
-    given: dict[str, Any] = dict(arguments)
+    given = dict(arguments)
     functions = (STATISTICS[name], STATISTICS[arguments.get("of", name)])
     # A value of a cell is an argument if the statistic has one of that name, a condition otherwise.
     own = {key for function in functions for key in inspect.signature(function).parameters}
@@ -1274,16 +1261,18 @@ STATISTICS: dict[str, Callable[..., Series]] = {
 def _select(table: DataFrame, where: Rows, columns: Iterable[str]) -> DataFrame:
     if missing := sorted({*columns, *where} - set(table.columns)):
         raise MissingRowsError(f"the table has no column {', '.join(missing)}")
-    found, several = table, (list, tuple)
-    asked = {name: own if isinstance(own, several) else [own] for name, own in where.items()}
-    for column, values in asked.items():
-        found = found[found[column].isin(values)]
+    found, asked = np.ones(len(table), dtype=bool), []
+    for column, own in where.items():
+        values = own if isinstance(own, list | tuple) else [own]
+        marks = [(table[column] == value).to_numpy() for value in values]
+        asked += [(column, *pair) for pair in zip(values, marks, strict=True)]
+        found &= np.logical_or.reduce(marks)
     # A value may occur in the table, but not together with the other conditions.
-    for rows, rest in ((table, ""), (found, f" and the rest of {dict(where)}")):
-        for column, values in asked.items():
-            if lost := [value for value in values if not (rows[column] == value).any()]:
-                raise MissingRowsError(f"the table has no row with {column} = {lost[0]!r}{rest}")
-    return found
+    for rows, rest in ((True, ""), (found, f" and the rest of {dict(where)}")):
+        for column, value, mark in asked:
+            if not (mark & rows).any():
+                raise MissingRowsError(f"the table has no row with {column} = {value!r}{rest}")
+    return table[found] if where else table
 
 
 def _compressed(rows: DataFrame, level: float) -> DataFrame:

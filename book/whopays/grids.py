@@ -1,10 +1,9 @@
-"""Grids of runs: their points, and the tables gathered from them.
+"""Grids of runs: their points, and the table gathered from them.
 
-A grid file (YAML) lists ``runs``; a text ``earlier`` tells of runs of another design that these
-replaced, and what they said (shown in the ledger). Each entry has a ``notebook``, the ``table``
-that is gathered (or one ``table`` beside ``runs`` for all), and any of ``file`` (a parameter file),
-``parameters`` and ``grid``: a list of values for each name, of which every combination is a run.
-Paths start from the root of the project::
+A grid file (YAML) has the ``table`` that is gathered and a list of ``runs``; a text ``earlier``
+tells of runs of another design that these replaced, and what they said (shown in the ledger). Each
+entry has a ``notebook``, and may have ``parameters`` and ``grid``: a list of values for each name,
+of which every combination is a run. Paths start from the root of the project::
 
     table: results/pruning/matthew-effect-models.csv
     runs:
@@ -31,7 +30,7 @@ from typing import Any
 
 from fairlib.environment import cpu, written
 from whopays import runs
-from whopays.runs import OWN_TABLES, RECORDS, ParameterError, RunError, read_yaml
+from whopays.runs import OWN_TABLES, RECORDS, Given, ParameterError, RunError, read_yaml
 
 UNFINISHED = "not finished, or without records"
 
@@ -51,7 +50,7 @@ class Point:
 
     id: str
     notebook: Path
-    parameters: Mapping[str, Any]
+    parameters: Given
     varied: tuple[str, ...]
     table: Path
     out: Path
@@ -70,31 +69,28 @@ def expand(grid: str | Path) -> list[Point]:
             fit its notebook.
     """
     content = read_yaml(grid)
-    _check(grid, content, {"runs": list, "table": str, "earlier": str}, needed={"runs"})
+    _check(grid, content, {"runs": list, "table": str, "earlier": str}, {"runs", "table"})
     points: dict[str, Point] = {}
     for entry in content["runs"]:
-        for point in _points(Path(grid), entry, content.get("table")):
+        for point in _points(Path(grid), entry, content["table"]):
             if point.id in points:
                 raise ParameterError(f"{grid}: duplicate run {point.id}")
             points[point.id] = point
     return list(points.values())
 
 
-def _points(grid: Path, entry: Mapping[str, Any], table_of_all: str | None) -> Iterator[Point]:
-    kinds = {"notebook": str, "table": str, "file": str, "parameters": dict, "grid": dict}
-    _check(grid, entry, kinds, needed={"notebook"} if table_of_all else {"notebook", "table"})
+def _points(grid: Path, entry: Given, table: str) -> Iterator[Point]:
+    _check(grid, entry, {"notebook": str, "parameters": dict, "grid": dict}, {"notebook"})
     axes = entry.get("grid", {})
-    _check(grid, axes, dict.fromkeys(axes, list), needed=set(axes))
+    _check(grid, axes, dict.fromkeys(axes, list), set(axes))
     # Relative to the working directory, so that messages and the names of jobs are short.
     root = near_root(grid)
-    notebook, table = root / entry["notebook"], root / entry.get("table", table_of_all)
-    fixed = read_yaml(root / entry["file"]) if "file" in entry else {}
-    fixed |= entry.get("parameters", {})
+    notebook = root / entry["notebook"]
     for values in itertools.product(*axes.values()):
         varied = dict(zip(axes, values, strict=True))
-        given = fixed | varied
+        given = entry.get("parameters", {}) | varied
         id = run_name(notebook, varied, runs.resolve_parameters(notebook, given))
-        yield Point(id, notebook, given, tuple(axes), table, runs_folder(grid) / id)
+        yield Point(id, notebook, given, tuple(axes), root / table, runs_folder(grid) / id)
 
 
 def near_root(path: str | Path) -> Path:
@@ -115,7 +111,7 @@ def command(point: Point) -> list[str]:
     return ["run", str(point.notebook), *given, "-o", str(point.out)]
 
 
-def run_name(notebook: Path, varied: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
+def run_name(notebook: Path, varied: Given, parameters: Given) -> str:
     """Name a run by its notebook and varied parameters, and by a digest of all parameters."""
     label = "-".join([notebook.stem, *(f"{name}={value}" for name, value in varied.items())])
     return f"{re.sub(r'[^0-9A-Za-z_.=-]+', '_', label)[:100]}-{runs.digest_values(parameters)[:8]}"
@@ -211,14 +207,14 @@ def refusal(grid: str | Path, found: Mapping[str, str]) -> str:
     )
 
 
-def gather(grid: str | Path) -> list[Path]:
-    """Write the tables of a grid (CSV), each with its provenance in a JSON file beside it.
+def gather(grid: str | Path) -> Path:
+    """Write the table of a grid (CSV), with its provenance in a JSON file beside it.
 
-    A table has the rows of its runs in the order of the grid, and a column for each parameter that
+    It has the rows of its runs in the order of the grid, and a column for each parameter that
     the grid varies, unless the records have one. Provenance in which the runs differ is a list.
 
     Returns:
-        The paths of the tables.
+        The path of the table.
 
     Raises:
         RunError: If a run is not finished, has recorded nothing, or was made by other contents than
@@ -227,25 +223,18 @@ def gather(grid: str | Path) -> list[Path]:
     points = expand(grid)
     if found := unfit(points):
         raise RunError(refusal(grid, found))
-    tables: dict[Path, list[Point]] = {}
-    for point in points:
-        tables.setdefault(point.table, []).append(point)
-    for table, own in tables.items():
-        _gather(grid, own, table)
-    return list(tables)
-
-
-def _gather(grid: str | Path, points: Sequence[Point], table: Path) -> None:
-    found = [run for point in points if (run := runs.read_run(point.out))]
+    table = points[0].table
+    done = [run for point in points if (run := runs.read_run(point.out))]
     table.parent.mkdir(parents=True, exist_ok=True)
     with written(table) as new_table, written(table.with_suffix(".json")) as new_provenance:
         new_table.write_text(tabulate(points), encoding="utf-8", newline="\n")
         provenance = {
             "grid": Path(os.path.relpath(grid, runs.project_root(grid))).as_posix(),
-            **_provenance(found),
+            **_provenance(done),
             "sha256": hashlib.sha256(new_table.read_bytes()).hexdigest(),
         }
         new_provenance.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+    return table
 
 
 def tabulate(points: Iterable[Point]) -> str:
@@ -261,7 +250,7 @@ def tabulate(points: Iterable[Point]) -> str:
     return pd.concat(parts).to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _provenance(found: Sequence[Given]) -> dict[str, Any]:
     # The files of a run say nothing of the table, and its clock and counts are added up.
     own = {"parameters", "started", "seconds", "trainings", "files", "checksum"}
     counts = [run["trainings"] for run in found if "trainings" in run]
@@ -278,7 +267,7 @@ def _provenance(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _common(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _common(found: Sequence[Given]) -> dict[str, Any]:
     """Map each name to the value that all runs share, or to the list of distinct values."""
     return {name: one_or_all(run.get(name) for run in found) for run in found for name in run}
 

@@ -9,8 +9,7 @@ from typing import Any
 import pandas as pd
 
 from whopays import effects, plots, prose, tables
-
-Arguments = dict[str, Any]
+from whopays.effects import Arguments
 
 OF_DATA = ("target", "group", "image_size", "limit", "root", "near_duplicates")
 """Parameters that :func:`fairlib.load` takes under the same name."""

@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +16,7 @@ from pandas import DataFrame
 from fairlib import statistics
 from fairlib.auditing.figure import PALETTE, escape_dollars
 from whopays import effects
+from whopays.effects import ALL, Arguments, Rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,6 +86,15 @@ _CODES = re.compile(
     rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])"
 )
 
+COLOURS = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)} | {
+    "pst-color-text-base": "#000000",
+    "pst-color-background": "#ffffff",
+    "pst-color-text-muted": "#555555",
+    "pst-color-border": "#dddddd",
+    "pst-color-surface": "#eeeeee",
+}
+"""Colours of figures, by the variable of the page's style sheet that takes their place."""
+
 _Look = tuple[int | str, str]  # Colour, as an index into `PALETTE` or a name, and marker.
 
 # Label of what a group or everybody loses.
@@ -117,7 +127,7 @@ def new_figure(
     rows: int = 1,
     width: float = WIDTH,
     height: float = 3.4,
-    sharey: bool | Literal["row"] = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with rows of axes, in the style of the book.
 
@@ -128,7 +138,7 @@ def new_figure(
         columns: Number of axes in a row.
         rows: Number of rows; the axes are returned row by row.
         width, height: Size of the figure in inches.
-        sharey: Share the vertical scale; ``"row"`` for those of a row only.
+        sharey: Share the vertical scale.
     """
     import matplotlib.pyplot as plt
 
@@ -137,9 +147,7 @@ def new_figure(
     return figure, _panels(figure, columns, rows, sharey)
 
 
-def _panels(
-    figure: FigureBase, columns: int, rows: int, sharey: bool | Literal["row"]
-) -> list[Axes]:
+def _panels(figure: FigureBase, columns: int, rows: int, sharey: bool) -> list[Axes]:
     """Add rows of axes to a figure or to a part of it."""
     axes = figure.subplots(rows, columns, sharey=sharey, squeeze=False)
     for axis in axes.flat:
@@ -290,7 +298,7 @@ def line(axis: Axes, values: DataFrame, *, label: str | None = None, **look: Any
         look: Further arguments of ``errorbar``.
     """
     means, spread = _bars(column.dropna() for _, column in values.items())
-    settings: dict[str, Any] = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1.4}
+    settings: Arguments = {"marker": "o", "markersize": 4, "capsize": 2, "linewidth": 1.4}
     axis.errorbar(np.array(list(values)), means, yerr=spread, label=label, **settings | look)
 
 
@@ -298,7 +306,7 @@ def lines(
     axis: Axes,
     values: Mapping[str, DataFrame],
     *,
-    looks: Mapping[str, tuple[int | str, str]] | None = None,
+    looks: Mapping[str, _Look] = {},
     apart: float = 0.0,
     zero: bool = True,
     **look: Any,
@@ -331,7 +339,6 @@ def intervals(
     axis: Axes,
     values: Mapping[str, ArrayLike | Mapping[str, ArrayLike]],
     *,
-    looks: Mapping[str, tuple[int | str, str]] | None = None,
     zero: float | None = 0.0,
 ) -> None:
     """Draw a row for each name: one or several means over seeds with 95 % t intervals.
@@ -340,8 +347,6 @@ def intervals(
         axis: Axis to draw on.
         values: By name of the row one value per seed, or by label several such:
             ``{"BiFP": {"0.8": ..., "0.95": ...}}``.
-        looks: By label the colour (an index into `PALETTE` or a name) and the marker; the next ones
-            by default.
         zero: Position of a vertical line; None for no line.
 
     Example:
@@ -357,14 +362,14 @@ def intervals(
     labels = list(dict.fromkeys(label for own in table.values() for label in own))
     apart = min(0.22, 0.8 / len(labels))
     for place, label in enumerate(labels):
-        rows, samples = [], []
-        for row, own in enumerate(table.values()):
-            if label in own:
-                # The marks of a row are centred on it, however many it has.
-                rows.append(row + apart * (list(own).index(label) - (len(own) - 1) / 2))
-                samples.append(own[label])
-        means, spread = _bars(samples)
-        look = _look(looks, label, place) | {"linestyle": "none", "markersize": 4.5, "capsize": 2}
+        own = {row: each for row, each in enumerate(table.values()) if label in each}
+        # The marks of a row are centred on it, however many it has.
+        rows = [
+            row + apart * (list(each).index(label) - (len(each) - 1) / 2)
+            for row, each in own.items()
+        ]
+        means, spread = _bars(each[label] for each in own.values())
+        look = _look({}, label, place) | {"linestyle": "none", "markersize": 4.5, "capsize": 2}
         axis.errorbar(means, rows, xerr=spread, label=label or None, **look)
     if zero is not None:
         axis.axvline(zero, color="#555555", linewidth=0.8)
@@ -382,7 +387,7 @@ def mean_point(axis: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> tuple[flo
         look: Further arguments of ``errorbar``.
     """
     (across, up), spread = _bars([x, y])
-    settings: dict[str, Any] = {"marker": "o", "capsize": 2, **look}
+    settings: Arguments = {"marker": "o", "capsize": 2, **look}
     axis.errorbar(across, up, xerr=spread[:, :1], yerr=spread[:, 1:], **settings)
     return float(across), float(up)
 
@@ -391,8 +396,8 @@ def thirds(
     axis: Axes,
     study: DataFrame,
     *,
-    where: Mapping[str, Any] | None = None,
-    rank_where: Mapping[str, Any] | None = None,
+    where: Rows = ALL,
+    rank_where: Rows | None = None,
     everybody: bool = False,
 ) -> None:
     """Draw the change of test accuracy over level for the largest and smallest third.
@@ -405,16 +410,14 @@ def thirds(
             those of ``where``.
         everybody: Whether to draw the change over all test samples, too.
     """
-    where = dict(where or {})
     training = {**(rank_where or where), "stage": "control", "split": "train"}
     ranked = effects.select(study, **training)
-    sizes = effects.groups_by_size(ranked, column="size", rank="size").columns
-    third = math.ceil(len(sizes) / 3)
+    sizes = effects.smallest_and_largest(ranked, column="size", rank="size").mean()
     found = {"all": effects.by_level(study, of="overall_change", where=where)} if everybody else {}
-    chosen: dict[str, Any] = {"where": where, "rank_where": rank_where}
-    for groups, part in (("largest", sizes[-third:]), ("smallest", sizes[:third])):
+    chosen: Arguments = {"where": where, "rank_where": rank_where}
+    for groups in ("largest", "smallest"):
         change = effects.by_level(study, of="accuracy_change", groups=groups, **chosen)
-        found[f"{groups} third (n={np.mean(part):,.0f})"] = change
+        found[f"{groups} third (n={sizes[groups]:,.0f})"] = change
     looks: list[_Look] = [*[("#555555", "D")] * everybody, (0, "s"), (1, "o")]
     over_levels(
         axis, effects.select(study, **where), found, looks=dict(zip(found, looks, strict=True))
@@ -426,9 +429,7 @@ def thirds(
         axis.set_ylabel("")
 
 
-def groups(
-    axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False, rank: str = "train_size"
-) -> None:
+def groups(axis: Axes, rows: DataFrame, column: str, *, extremes: bool = False) -> None:
     """Draw the mean of a column over seeds against level for every group, the largest first.
 
     Args:
@@ -438,14 +439,17 @@ def groups(
         column: Name of the column.
         extremes: Draw the largest, the middle and the smallest group of each seed instead,
             whichever these are.
-        rank: Name of the column by whose mean the groups are sorted otherwise.
     """
     # Dense networks have the level of the control and would be averaged with it.
     rows = rows[rows["stage"].isin(["control", "compressed"])]
     levels(axis, rows, control=True)
-    rows = _by_rank(rows, _places(rows["group"].nunique())) if extremes else rows
-    parts = split_by_group(rows, rank=rank)
-    looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else None
+    if extremes:
+        smallest = rows["group"].nunique() - 1
+        # Two groups have no middle: the place is that of the largest, whose name is the later one.
+        places = {"middle": smallest // 2, "largest": 0, "smallest": smallest}
+        rows = _by_rank(rows, places)
+    parts = split_by_group(rows)
+    looks = {label: _BY_SIZE[label.split()[0]] for label in parts} if extremes else {}
     found = {
         label: part.pivot(index="seed", columns="level", values=column)
         for label, part in parts.items()
@@ -479,18 +483,16 @@ def beside_accuracy(
     return figure
 
 
-def split_by_group(rows: DataFrame, *, rank: str = "train_size") -> dict[str, DataFrame]:
+def split_by_group(rows: DataFrame) -> dict[str, DataFrame]:
     """Split rows by group, the largest first, under labels with sizes: ``White (n=884)``.
 
     Args:
         rows: Rows of one part of the data, with columns ``group`` and ``train_size``.
-        rank: Name of the column by whose mean the groups are sorted.
     """
-    means = rows.groupby("group")[list({rank, "train_size"})].mean()
-    sizes = means.sort_values(rank, ascending=False, kind="stable")["train_size"].items()
+    means = rows.groupby("group")["train_size"].mean()
     return {
         f"{escape_dollars(name)} (n={size:,.0f})": rows[rows["group"] == name]
-        for name, size in sizes
+        for name, size in means.sort_values(ascending=False, kind="stable").items()
     }
 
 
@@ -676,9 +678,7 @@ def crosses(axis: Axes, rows: DataFrame, x: str, y: str, *, rank: str = "train_s
         rank: Name of the column of sizes, which give the groups their colours.
     """
     for place, (label, part) in enumerate(split_by_size(rows, rank).items()):
-        mean_point(
-            axis, part[x], part[y], label=label, linestyle="none", **_look(None, label, place)
-        )
+        mean_point(axis, part[x], part[y], label=label, linestyle="none", **_look({}, label, place))
 
 
 def split_by_size(rows: DataFrame, rank: str = "train_size") -> dict[str, DataFrame]:
@@ -711,7 +711,7 @@ def by_name(
         by: Name of the column whose values have a colour each.
         rank: Name of the column of sizes.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Arguments] = {}
     for colour, part in rows.groupby(by, sort=False):
         for row, own in split_by_size(part, rank).items():
             found.setdefault(row, {})[str(colour)] = own[column]
@@ -878,8 +878,8 @@ def _over_budgets(axis: Axes, table: DataFrame, column: str, before: str) -> Non
     looks: dict[str, _Look] = {}
     missing: list[str] = []
     if (number := table["group"].nunique()) > 5:
-        largest, smallest = ("largest", "second largest"), ("second smallest", "smallest")
-        ends = dict(zip((*largest, *smallest), (0, 1, number - 2, number - 1), strict=True))
+        ends = {"largest": 0, "second largest": 1}
+        ends |= {"second smallest": number - 2, "smallest": number - 1}
         table = _by_rank(table, ends)
     # The groups at the floor are found with the rows of all columns, before any are dropped.
     floor, table = effects.at_floor(table), table.dropna(subset=[column, before or column])
@@ -921,14 +921,8 @@ def _bars(values: Iterable[ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     return means, np.where(np.isfinite(spread), spread, np.nan)
 
 
-def _look(looks: Mapping[str, _Look] | None, label: str, place: int) -> dict[str, Any]:
+def _look(looks: Mapping[str, _Look], label: str, place: int) -> Arguments:
     # Another marker if the colours repeat.
     shape = MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
-    color, marker = (looks or {}).get(label, (place % len(PALETTE), shape))
+    color, marker = looks.get(label, (place % len(PALETTE), shape))
     return {"color": PALETTE[color] if isinstance(color, int) else color, "marker": marker}
-
-
-def _places(count: int) -> dict[str, int]:
-    """Place the largest, the middle and the smallest of some groups; two have no middle."""
-    places = {"largest": 0, "middle": (count - 1) // 2, "smallest": count - 1}
-    return places if count > 2 else {"largest": 0, "smallest": count - 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import textwrap
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -135,26 +136,20 @@ class Said(NamedTuple):
         return f"*{self.verdict}*"
 
 
-def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed") -> Said:
-    """Look up the verdict on a claim by one recorded table, and hold words to it.
+def verdict(claim: str, table: str, *, expect: str = "") -> Said:
+    """Look up the verdict on a claim, as printed, by one recorded table, and hold words to it.
 
     Args:
         claim: Id of the claim, ``"T-fig-1"``.
         table: Path of the table as the claims name it, a literal (:func:`whopays.tables.recorded`).
         expect: The verdict that the words of the page rest on; the page fails where the ledger says
             otherwise.
-        reading: The claim as ``"printed"`` or as ``"repaired"``.
 
     Raises:
         ValueError: If there is no such claim, it names no such table, or the verdict is not the
             expected one.
     """
-    found = _verdicts(claim)
-    if (reading, table) not in found:
-        raise ValueError(
-            f"claim {claim!r} has no verdict as {reading} by {table!r}; known: {sorted(found)}"
-        )
-    said = found[reading, table]
+    said = _judged(claim, table)
     if expect and said.verdict != expect:
         raise ValueError(
             f"{claim} by {table} is {said.verdict}, the page says {expect}: change its words"
@@ -163,18 +158,17 @@ def verdict(claim: str, table: str, *, expect: str = "", reading: str = "printed
 
 
 @functools.cache
-def _verdicts(claim: str) -> dict[tuple[str, str], Said]:
-    """Judge a claim, by reading and table."""
-    if claim not in claims.registered():
-        raise ValueError(f"there is no claim {claim!r} in book/claims.yml")
-    found = claims.evaluate_claims([claims.registered()[claim]], project())
-    said = {}
-    for row in found.itertuples():
-        interval = Interval(row.estimate, row.low, row.high)
-        said[row.reading, row.table] = Said(
-            row.verdict, interval, row.seeds, row.reason, row.resplit
+def _judged(claim: str, table: str) -> Said:
+    """Judge a claim, as printed, by one of its tables: a page asks for few of them."""
+    own = claims.registered().get(claim)
+    if own is None or table not in own.tables.values():
+        raise ValueError(
+            f"there is no claim {claim!r} in book/claims.yml, or it has no verdict by {table!r}"
         )
-    return said
+    asked = replace(own, repaired=None, tables={claims.EVIDENCE[0]: table})
+    row = next(claims.evaluate_claims([asked], project()).itertuples())
+    interval = Interval(row.estimate, row.low, row.high)
+    return Said(row.verdict, interval, row.seeds, row.reason, row.resplit)
 
 
 def decided(table: pd.DataFrame, notebook: str) -> Markdown:

@@ -196,16 +196,16 @@ def _left(
 
 
 def _gather(progress: Progress, log: Callable[[str], None]) -> None:
-    """Gather the tables of a grid, if all its runs are finished."""
+    """Gather the table of a grid, if all its runs are finished."""
     if [*progress.ended.values()].count(0) < len(progress.points):
         return
     try:
-        tables = grids.gather(progress.grid)
+        table = grids.gather(progress.grid)
     except (runs.RunError, OSError) as error:
         log(f"{progress.grid} cannot be gathered: {error}")
         return
     progress.state = "finished"
-    log(f"{progress.grid} finished: {', '.join(map(str, tables))}")
+    log(f"{progress.grid} finished: {table}")
 
 
 def _ended(
@@ -271,8 +271,8 @@ def _results(found: Iterable[Progress]) -> Iterator[Path]:
     new, before, failed = list[Path](), list[Path](), list[Path]()
     for progress in found:
         if progress.state == "finished":
-            for table in {point.table for point in progress.points}:
-                yield from (table, table.with_suffix(".json"))
+            table = progress.points[0].table
+            yield from (table, table.with_suffix(".json"))
         for point in progress.points:
             if progress.ended.get(point.id) == 0:
                 (new if point.id in progress.new else before).extend(point.out.iterdir())

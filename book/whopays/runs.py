@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 Scalar = bool | int | float | str
+Given = Mapping[str, Any]
+"""Values by name, of parameters or of the description of a run."""
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
 COMMIT = "WHOPAYS_COMMIT"
@@ -84,8 +86,6 @@ class RunError(RuntimeError):
 def record(table: pd.DataFrame) -> pd.DataFrame:
     """Save a tidy table with the run that executes this notebook; outside a run do nothing.
 
-    Further calls append rows.
-
     Args:
         table: One row per observation. Its index is not kept.
 
@@ -95,7 +95,7 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     Raises:
         TypeError: If ``table`` is not a DataFrame, or has a column that Parquet cannot hold.
         ValueError: If ``table`` is empty, its column names are not unique texts, its index has a
-            name (and would be lost), or its columns are not those recorded before.
+            name (and would be lost), or the run has recorded a table before.
 
     Example:
         In a notebook that ``whopays run`` executes this writes ``records.parquet``; anywhere else
@@ -132,15 +132,11 @@ def record(table: pd.DataFrame) -> pd.DataFrame:
     if environment.RUN_VARIABLE not in os.environ:
         return table
     path = Path(os.environ[environment.RUN_VARIABLE], RECORDS)
-    before = [pd.read_parquet(path)] if path.exists() else []
-    if before and list(before[0]) != columns:
-        raise ValueError(
-            f"table must have the columns recorded before, {list(before[0])}, got {columns}"
-        )
+    if path.exists():
+        raise ValueError("table must be the only one of a run; record several by pandas.concat")
     try:
-        # A crash while writing must not cost the rows of earlier calls.
         with environment.written(path) as new:
-            pd.concat([*before, table]).to_parquet(new, index=False)
+            table.to_parquet(new, index=False)
     except pyarrow.ArrowException as error:
         raise TypeError(f"table cannot be written as Parquet: {error}") from error
     return table
@@ -185,7 +181,7 @@ def _parameter(notebook: str | Path, statement: ast.stmt) -> tuple[str, Paramete
     raise ParameterError(f"{notebook}: '{ast.unparse(statement)}' is not a parameter; {wanted}")
 
 
-def resolve_parameters(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, Scalar]:
+def resolve_parameters(notebook: str | Path, given: Given) -> dict[str, Scalar]:
     """Complete the parameters of a notebook: given values, checked, and defaults.
 
     An int is taken for a float. A text is converted to the type of its parameter: the command line
@@ -283,7 +279,7 @@ def project_root(path: str | Path) -> Path:
     )
 
 
-def contents(notebook: str | Path, given: Mapping[str, Any]) -> dict[str, str]:
+def contents(notebook: str | Path, given: Given) -> dict[str, str]:
     """Digest everything whose change makes a run out of date, by name.
 
     These are the notebook's file; the values of its parameters; the files in ``results/`` and
@@ -339,7 +335,7 @@ def digest_files(paths: Iterable[Path], root: Path) -> str:
     return total.hexdigest()
 
 
-def digest_values(values: Mapping[str, Any]) -> str:
+def digest_values(values: Given) -> str:
     """Digest values by name, whatever their order."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -347,7 +343,7 @@ def digest_values(values: Mapping[str, Any]) -> str:
 def run_notebook(
     notebook: str | Path,
     out: str | Path,
-    given: Mapping[str, Any] | None = None,
+    given: Given | None = None,
     *,
     force: bool = False,
 ) -> bool:
@@ -408,7 +404,7 @@ def _take_tallies(folder: Path) -> dict[str, int]:
     return trainings
 
 
-def changed_contents(finished: Mapping[str, Any], wanted: Mapping[str, str]) -> list[str]:
+def changed_contents(finished: Given, wanted: Mapping[str, str]) -> list[str]:
     """Name the :func:`contents` that have changed since a run was finished."""
     return [name for name in wanted if wanted[name] != finished["contents"].get(name)]
 
@@ -430,7 +426,7 @@ def _describe(notebook: Path, values: Mapping[str, Scalar], started: datetime) -
     }
 
 
-def finish(folder: Path, description: Mapping[str, Any]) -> None:
+def finish(folder: Path, description: Given) -> None:
     """Write the ``run.json`` of a run: its description and checksums."""
     files = {
         name: _checksum(folder / name) for name in (NOTEBOOK, RECORDS) if (folder / name).exists()

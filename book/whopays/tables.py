@@ -39,6 +39,9 @@ REMARKS = {
 """Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
+Contents = dict[Any, dict[str, Any]]
+"""Contents of a table, by row and column."""
+
 Names = str | Sequence[str] | None
 
 
@@ -213,7 +216,7 @@ def tested(
     Returns:
         DataFrame with the columns ``name``, ``p-value`` and ``seeds``.
     """
-    rows: dict[Any, Row] = {}
+    rows: Contents = {}
     for row, own in values.items():
         p_value = sign_flip_test(own)
         tested = "< 0.001" if p_value < 0.001 else p_value
@@ -260,30 +263,29 @@ def beside(
         plain              50.0 [25.2, 74.8]                        -
         fair               20.0 [-4.8, 44.8]                    -30.0
     """
-    headings = dict(columns) if isinstance(columns, Mapping) else {name: name for name in columns}
-    keys = [by] if isinstance(by, str) else list(by)
-    wide = runs.pivot(index="seed", columns=keys, values=list(headings))
-    tuples = dict.fromkeys(runs[keys].itertuples(index=False, name=None))
-    places = {key if len(keys) > 1 else key[0]: key for key in tuples}
-    rivals = (
-        dict(rival)
-        if isinstance(rival, Mapping)
-        else {arm: rival for arm in places if rival and arm != rival}
-    )
-    if unknown := [other for other in rivals.values() if other not in places]:
-        raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, places))}")
-    against = "its rival" if isinstance(rival, Mapping) else rival
+    headings = columns if isinstance(columns, Mapping) else {name: name for name in columns}
+    # A second row of a seed is an error.
+    runs = runs.set_index("seed")
+    parts = {
+        arm: own[list(headings)].set_flags(allows_duplicate_labels=False)
+        for arm, own in runs.groupby(by, sort=False)
+    }
+    rivals, against = rival, "its rival"
+    if not isinstance(rival, Mapping):
+        rivals, against = {arm: rival for arm in parts if rival and arm != rival}, rival
+    if unknown := [other for other in rivals.values() if other not in parts]:
+        raise ValueError(f"unknown rival {unknown[0]!r}; known: {', '.join(map(str, parts))}")
     if isinstance(digits, Mapping):
         digits = {**digits, **{f"{name} minus that of {against}": digits[name] for name in digits}}
-    rows: dict[Any, dict[str, Any]] = {}
-    for arm, key in places.items():
-        rows[arm] = {heading: wide[name, *key].dropna() for name, heading in headings.items()}
+    rows: Contents = {}
+    for arm, own in parts.items():
+        rows[arm] = {heading: own[name].dropna() for name, heading in headings.items()}
+        # Paired: the same seed has the same data and the same dense network in both arms.
+        difference = own - parts[rivals.get(arm, arm)]
         for name in minus or headings if arm in rivals else ():
-            # Paired: the same seed has the same data and the same dense network in both arms.
-            difference = wide[name, *key] - wide[name, *places[rivals[arm]]]
-            rows[arm][f"{headings[name]} minus that of {against}"] = difference.dropna()
+            rows[arm][f"{headings[name]} minus that of {against}"] = difference[name].dropna()
     # A missing run would pass unseen: the number of seeds is shown as soon as arms differ in it.
-    seeds = {arm: wide[next(iter(headings)), *key].count() for arm, key in places.items()}
+    seeds = {arm: own.iloc[:, 0].count() for arm, own in parts.items()}
     if len(set(seeds.values())) > 1:
         rows = {arm: {"seeds": str(seeds[arm])} | own for arm, own in rows.items()}
     return means(rows, names=by, digits=digits)
@@ -310,7 +312,7 @@ def correlations(
     Raises:
         ValueError: If a column is missing, or there are several rows per seed and group.
     """
-    rows: dict[Any, dict[str, object]] = {row: {} for row in pairs}
+    rows: Contents = {row: {} for row in pairs}
     if missing := {name for x, y, _ in pairs.values() for name in (x, y)} - set(table):
         raise ValueError(f"the table has no column {', '.join(sorted(missing))}")
     for row, (x, y, where) in pairs.items():

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from whopays import claims, conditions, grids, runs
-from whopays.runs import ParameterError, RunError
+from whopays.runs import Given, ParameterError, RunError
 
 TOLERANCE = 1e-5
 """Relative difference that rounding to the six stored digits can make: one in the last of them."""
@@ -119,11 +119,11 @@ def _provenance(table: Path) -> dict[str, Any]:
     return recorded
 
 
-def _commit(run: Mapping[str, Any]) -> str:
+def _commit(run: Given) -> str:
     return f"{run.get('commit')}{' with uncommitted changes' if run.get('dirty') else ''}"
 
 
-def _points(table: Path, recorded: Mapping[str, Any], seeds: int, suffix: str) -> list[grids.Point]:
+def _points(table: Path, recorded: Given, seeds: int, suffix: str) -> list[grids.Point]:
     """List the runs to do, and print how the notebook's parameters differ from the recorded."""
     root = grids.near_root(table)
     notebook = root / recorded["notebook"]
@@ -159,13 +159,13 @@ def _run(point: grids.Point) -> None:
         raise (ParameterError if absent else RunError)(str(error)) from None
 
 
-def _print_environments(recorded: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _print_environments(recorded: Given, here: Given) -> None:
     print(f"recorded with {', '.join(_environment(recorded))}")
     other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
     print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
 
 
-def _environment(run: Mapping[str, Any]) -> list[str]:
+def _environment(run: Given) -> list[str]:
     versions = run.get("versions")
     # The versions are a list if the runs of the table differed in them.
     named = versions if isinstance(versions, dict) else {"versions": versions}

@@ -119,15 +119,15 @@ def test_effect_and_null_control_are_judged_by_the_same_measure():
         ({"kind": "guess"}, "unknown kind 'guess'; known: definition"),
         ({"statement": ""}, "statement must be a text"),
         ({"statistic": {"name": "median"}}, "claim 'H-x': unknown statistic 'median'; known: acc"),
-        ({"statistic": {"name": "column"}}, "statistic column: missing a required "),
+        ({"statistic": {"name": "column"}}, "claim 'H-x': missing a required argument: 'column'"),
         ({"statistic": {"name": "column", "column": "a", "levle": 1}}, "unexpected keyword argument 'levle'"),
         *(
             ({"statistic": {"name": "column", "column": "a", "each": each}}, "each must map columns to lists")
             for each in ({}, {"level": []}, ["level"], {"level": "every"}, {"level": 0.9}, None, {"against": {}})
         ),
         ({"direction": "up"}, "unknown direction 'up'; known: greater, less, equal"),
-        ({"threshold": "0"}, "threshold must be a finite number, got '0'"),
-        ({"margin": 0}, "margin must be a positive number, got 0"),
+        ({"threshold": "0"}, "threshold must be a number, got '0'"),
+        ({"margin": 0}, "margin must lie in (0, inf), got 0"),
         ({"tables": {}}, "needs the tables that test it"),
         ({"tables": {"my laptop": "a.csv"}}, "unknown kind of evidence 'my laptop'"),
         ({"tables": ["a.csv"]}, "tables must map"),

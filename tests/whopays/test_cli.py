@@ -252,7 +252,7 @@ def test_a_plan_takes_a_picture_that_cannot_be_read_for_data_that_are_not_there(
 
 def test_a_plan_of_no_grid_is_refused(tmp_path, capsys):
     assert cli.main(["plan", str(tmp_path / "none.yml")]) == 1
-    (tmp_path / "grid.yml").write_text("runs: 3")
+    (tmp_path / "grid.yml").write_text("table: x.csv\nruns: 3")
     assert cli.main(["plan", str(tmp_path / "grid.yml")]) == 2
     missing, wrong = capsys.readouterr().err.splitlines()
     assert "No such file" in missing and "runs must be a non-empty list, got 3" in wrong
@@ -274,7 +274,7 @@ def test_data_that_a_plan_does_not_look_for_are_those_that_come_with_the_package
 def test_a_command_that_trains_nothing_starts_without_torch(
     notebook, project, tmp_path, words, heavy
 ):
-    (tmp_path / "grid.yml").write_text("runs: [{notebook: toy.ipynb, table: gathered.csv}]")
+    (tmp_path / "grid.yml").write_text("table: gathered.csv\nruns: [{notebook: toy.ipynb}]")
     (point,) = grids.expand(tmp_path / "grid.yml")
     finish(point, pd.DataFrame({"value": [1.0]}))
     code = f"""

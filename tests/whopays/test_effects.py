@@ -36,9 +36,6 @@ def test_another_column_falls_in_the_place_of_the_accuracy():
     table["rate"] = np.where(small, np.where(before, 0.6, 0.1), np.where(before, 0.8, 0.7))
     given = {"level": 0.9, "column": "rate"}
     assert effects.drop_difference(table, **given).tolist() == pytest.approx([0.4])
-    assert effects.accuracy_change(table, groups="largest", **given).tolist() == pytest.approx(
-        [-0.1]
-    )
 
 
 def test_a_share_of_groups_is_averaged():

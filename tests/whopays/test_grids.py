@@ -24,11 +24,9 @@ GRID = """\
 table: results/part/toy-study.csv
 runs:
   - notebook: notebooks/part/toy.ipynb
-    file: params/toy.yml
-    parameters: {lr: 0.25}
+    parameters: {lr: 0.25, quick: false}
     grid: {data: [x, y/z], seeds: [1, 2]}
   - notebook: notebooks/part/toy.ipynb
-    table: results/part/toy-quick.csv
     parameters: {quick: false}
 """
 
@@ -43,7 +41,6 @@ def project(tmp_path):
 @pytest.fixture
 def grid(project):
     (project / "params" / "study").mkdir(parents=True)
-    (project / "params" / "toy.yml").write_text("lr: 0.125\nquick: false\n")
     path = project / "params" / "study" / "part.yml"
     path.write_text(GRID)
     return path
@@ -58,7 +55,7 @@ class TestGrid:
             point.parameters["lr"] == 0.25 and point.parameters["quick"] is False
             for point in points[:4]
         )
-        assert [point.table.name for point in points] == ["toy-study.csv"] * 4 + ["toy-quick.csv"]
+        assert [point.table.name for point in points] == ["toy-study.csv"] * 5
         assert points[2].id.startswith("toy-data=y_z-seeds=1-")
         assert (
             points[2].out.resolve() == project / "_build" / "sweeps" / "study-part" / points[2].id
@@ -76,10 +73,10 @@ class TestGrid:
             (
                 "    grid:",
                 "    gird:",
-                "expected notebook, table, file, parameters, grid .*, got .*'gird'",
+                "expected notebook, parameters, grid .*, got .*'gird'",
             ),
-            ("table: results/part/toy-study.csv", "", r"\(needed: notebook, table\)"),
-            ("runs:", "points:", r"expected runs, table, earlier \(needed: runs\)"),
+            ("table: results/part/toy-study.csv", "", r"\(needed: runs, table\)"),
+            ("runs:", "points:", r"expected runs, table, earlier \(needed: runs, table\)"),
         ],
     )
     def test_a_grid_is_checked_before_anything_runs(self, grid, old, new, message):
@@ -95,28 +92,27 @@ class TestGrid:
                 pd.DataFrame({"seeds": [seed], "value": [number + 1 / 3]}),
                 commit=f"c{number % 2}",
             )
-        tables = grids.gather(grid)
-        assert [table.name for table in tables] == ["toy-study.csv", "toy-quick.csv"]
-        table = pd.read_csv(tables[0])
+        path = grids.gather(grid)
+        table = pd.read_csv(path)
         assert list(table) == ["data", "seeds", "value"]
-        assert table["data"].tolist() == ["x", "x", "y/z", "y/z"]
-        assert table["value"].tolist() == [0.333333, 1.33333, 2.33333, 3.33333]
-        provenance = json.loads(tables[0].with_suffix(".json").read_text())
+        assert table["data"].fillna("").tolist() == ["x", "x", "y/z", "y/z", ""]
+        assert table["value"].tolist() == [0.333333, 1.33333, 2.33333, 3.33333, 4.33333]
+        provenance = json.loads(path.with_suffix(".json").read_text())
         assert (
-            provenance["runs"] == 4
-            and provenance["seconds"] == 6.0
+            provenance["runs"] == 5
+            and provenance["seconds"] == 7.5
             and provenance["commit"] == ["c0", "c1"]
         )
         assert provenance["parameters"] == {
             "seeds": [1, 2],
-            "lr": 0.25,
-            "data": ["x", "y/z"],
+            "lr": [0.25, 0.5],
+            "data": ["x", "y/z", "a=b"],
             "quick": False,
         }
         assert provenance["grid"] == "params/study/part.yml" and provenance["versions"] == {
             "torch": "2"
         }
-        assert provenance["sha256"] == hashlib.sha256(tables[0].read_bytes()).hexdigest()
+        assert provenance["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
     def test_a_run_may_lack_what_later_ones_describe(self, grid):
         for number, point in enumerate(grids.expand(grid)):
@@ -125,7 +121,7 @@ class TestGrid:
                 pd.DataFrame({"value": [number]}),
                 **({"cpu_capability": "AVX2"} if number % 2 else {}),
             )
-        provenance = json.loads(grids.gather(grid)[0].with_suffix(".json").read_text())
+        provenance = json.loads(grids.gather(grid).with_suffix(".json").read_text())
         assert provenance["cpu_capability"] == [None, "AVX2"] and provenance["device"] == "cpu"
 
     def test_nothing_is_gathered_from_an_unfinished_grid(self, grid, project, capsys):
@@ -149,19 +145,19 @@ class TestGrid:
         points = grids.expand(grid)
         for point in points:
             finish(point, pd.DataFrame({"value": [1]}))
-        tables = grids.gather(grid)
+        table = grids.gather(grid)
         notebook = project / "notebooks" / "part" / "toy.ipynb"
         write_notebook(notebook, "print(seeds)  # edited")
         for point in points[1:4]:
             finish(point, pd.DataFrame({"value": [2]}))
-        before = tables[0].read_bytes()
+        before = table.read_bytes()
         message = (
             r"2 of 5 runs of .*part\.yml cannot be gathered: toy-data=x-seeds=1-\w+ \(finished with other contents: "
             r"notebook\); toy-\w+ .*'make sweep GRID=.*part\.yml' runs what is not finished, with FORCE=1 also"
         )
         with pytest.raises(RunError, match=message):
             grids.gather(grid)
-        assert tables[0].read_bytes() == before
+        assert table.read_bytes() == before
 
     def test_records_of_another_run_are_not_gathered(self, grid, capsys):
         points = grids.expand(grid)

@@ -140,18 +140,14 @@ class TestRecord:
         assert runs.record(table) is table
         assert not list(tmp_path.iterdir())
 
-    def test_in_a_run_the_rows_are_kept_and_appended_to(self, tmp_path, monkeypatch):
+    def test_in_a_run_the_rows_of_one_table_are_kept(self, tmp_path, monkeypatch):
         monkeypatch.setenv("FAIRLIB_RUN", str(tmp_path))
-        first, second = (
-            pd.DataFrame({"a": [1], "b": ["x"]}, index=[7]),
-            pd.DataFrame({"a": [2, 3], "b": ["y", "z"]}),
-        )
-        runs.record(first)
-        runs.record(second)
-        expected = pd.DataFrame({"a": [1, 2, 3], "b": ["x", "y", "z"]})
+        runs.record(pd.DataFrame({"a": [2, 3], "b": ["y", "z"]}, index=[7, 8]))
+        expected = pd.DataFrame({"a": [2, 3], "b": ["y", "z"]})
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "records.parquet"), expected)
-        with pytest.raises(ValueError, match="must have the columns recorded before"):
-            runs.record(pd.DataFrame({"a": [1]}))
+        with pytest.raises(ValueError, match="table must be the only one of a run"):
+            runs.record(pd.DataFrame({"a": [1], "b": ["x"]}))
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "records.parquet"), expected)
 
     @pytest.mark.parametrize(
         ("table", "error"),

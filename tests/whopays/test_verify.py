@@ -83,7 +83,7 @@ def record(grid: str = GRID, change=lambda table: table) -> Path:
     path.write_text(grid)
     for point in grids.expand(path):
         finish(point, change(computed(runs.resolve_parameters(point.notebook, point.parameters))))
-    return grids.gather(path)[0]
+    return grids.gather(path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pandas import DataFrame, Series
 
 from fairlib import statistics
 from whopays import effects, plots, tables
-from whopays.effects import by_run, group_gap_by_chance, select
+from whopays.effects import Arguments, by_run, group_gap_by_chance, select
 from whopays.plots import accuracy, measured, new_figure
 
 KEYS = ["pruner", "level", "seed"]
@@ -156,7 +156,7 @@ def tradeoff(study: DataFrame) -> Figure:
     figure, (axis,) = new_figure(height=4.2)
     for index, (name, curve) in enumerate(study.groupby("pruner", sort=False)):
         means = []
-        look: dict[str, Any] = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
+        look: Arguments = {"color": plots.PALETTE[index], "marker": plots.MARKERS[index]}
         for place, (_, part) in enumerate(curve.groupby("weight")):
             look |= {"label": "" if place else name, "markersize": 4 + 2 * place}
             point = plots.mean_point(axis, part["bias"], part["accuracy"], elinewidth=0.5, **look)

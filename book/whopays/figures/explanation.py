@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from whopays import effects, plots, tables
-from whopays.effects import attach, select
+from whopays.effects import Arguments, attach, select
 from whopays.plots import accuracy, legend, new_figure
 
 SETTINGS = ["unequal", "equal", "other target"]
@@ -102,7 +102,7 @@ def one_over_another(
 
 def _of_groups(study: DataFrame, rows: DataFrame, column: str) -> Figure:
     """Draw a quantity of every group in dense networks, a colour for each part of the data."""
-    look: dict[str, Any] = {"column": column, "by": "split", "rank": "unequal_size"}
+    look: Arguments = {"column": column, "by": "split", "rank": "unequal_size"}
     draw = partial(plots.by_name, label=CAUSES[column], **look)
     figure = _settings(study, rows, draw, height=4.4)
     legend(figure, "measured on")
@@ -139,7 +139,7 @@ def cause_correlations(study: DataFrame, cause: str, beside: str, at: float = 0.
         beside: Name of a column whose correlation with size is listed, too.
         at: Sparsity of the drops.
     """
-    train: dict[str, Any] = _DENSE | _TRAIN
+    train: Arguments = _DENSE | _TRAIN
     pruned = _TRAIN | {"stage": "compressed", "level": at}
     name, other = _NAMES[cause], _NAMES[beside]
     pairs = {

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from whopays import effects, plots, tables
-from whopays.effects import select
+from whopays.effects import Arguments, Rows, select
 from whopays.plots import legend, new_figure
 
 CHANGE = {"overall_change": plots.CHANGE_LABEL}
@@ -29,7 +29,7 @@ ORDERS = {
 }
 """Names of two columns whose order of the groups is compared, and their part of the data."""
 
-BEFORE: dict[str, Any] = {
+BEFORE: Arguments = {
     "on": ["setting", "method", "seed", "group"],
     "where": {"stage": "dense", "split": "train"},
 }
@@ -37,7 +37,7 @@ BEFORE: dict[str, Any] = {
 
 
 def by_third(
-    study: DataFrame, panels: Mapping[str, Mapping[str, Any]], relus: int, traffic: DataFrame
+    study: DataFrame, panels: Mapping[str, Rows], relus: int, traffic: DataFrame
 ) -> Figure:
     """Draw changes of test accuracy over the budget, for all images and two thirds of the groups.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from pandas import DataFrame, Series
 from fairlib import statistics
 from fairlib.statistics import accuracies_by_chance
 from whopays import effects, plots, tables
-from whopays.effects import select
+from whopays.effects import Arguments, select
 from whopays.plots import MARKERS, PALETTE, accuracy, legend, measured, new_figure
 
 FIVE = ["equal-loss", "accuracy-gap", "group-dro", "reweight", "equal-curvature"]
@@ -82,7 +81,7 @@ def held_gaps(study: DataFrame) -> DataFrame:
 
     Gaps of norms, distances and eigenvalues are divided by the mean over the groups.
     """
-    rows: dict[Hashable, dict[str, Any]] = {}
+    rows: tables.Contents = {}
     for column, (split, label) in ({"loss": ("train", "loss (nats)")} | HELD).items():
         relative = column not in ("accuracy", "loss")
         own = {
@@ -141,7 +140,7 @@ def _pareto(axis: Axes, found: DataFrame) -> None:
     """Draw a curve for each mitigation; marks grow with the strength."""
     for name, own in found.groupby("mitigation", observed=True):
         place, path = _ORDER.index(str(name)) - 1, []
-        look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
+        look: Arguments = {"color": PALETTE[place], "marker": MARKERS[place]}
         for (budget, strength), part in own.groupby(["budget", "strength"]):
             look |= {"label": name, "elinewidth": 0.7, "markersize": 3 + 1.5 * (strength or 2)}
             fill = {"markerfacecolor": "white", "label": None} if budget == "time" else {}
@@ -225,7 +224,7 @@ def answer_changes(study: DataFrame, stage: str = "compressed") -> dict[str, Dat
 
 def net_answers(study: DataFrame) -> DataFrame:
     """List the right answers that each group gains in a test part: means with intervals."""
-    rows: dict[Hashable, dict[str, Any]] = {
+    rows: tables.Contents = {
         (name, words): dict(own)
         for words, stage in (("pruned", "compressed"), ("not pruned", "control"))
         for name, own in answer_changes(study, stage).items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from whopays import effects, pages, plots, tables
+from whopays.effects import Arguments, Rows
 from whopays.plots import MARKERS, PALETTE, legend, new_figure
 
 UNEQUAL = {"setting": "unequal"}
@@ -57,7 +58,7 @@ def small_beside_large(
     return found
 
 
-def who_pays(study: DataFrame, questions: Mapping[str, Mapping[str, Any]]) -> Figure:
+def who_pays(study: DataFrame, questions: Mapping[str, Rows]) -> Figure:
     """Draw what small groups lose beside large ones: a row a way, a colour a question.
 
     The grey band is the margin of the claims: within 3 points we speak of no effect.
@@ -103,7 +104,7 @@ def size_differences(study: DataFrame) -> DataFrame:
         Means with intervals over seeds: the difference with unequal and with equal sizes, the
         second minus the first, and the share of the mean difference that remains.
     """
-    rows: dict[Hashable, dict[str, Any]] = {}
+    rows: tables.Contents = {}
     for level in sorted(set(effects.select(study, stage="compressed")["level"])):
         own, even = (
             effects.drop_difference(
@@ -151,11 +152,6 @@ def paid(study: DataFrame, by: str, title: str = "", labels: Mapping[str, str] =
     return figure
 
 
-def by_network(study: DataFrame, of: str = "drop_difference") -> dict[str, DataFrame]:
-    """Compute a statistic of a pruned and of a small network: seeds in rows, levels in columns."""
-    return {str(name): effects.by_level(part, of=of) for name, part in study.groupby("network")}
-
-
 def pruned_or_small(study: DataFrame) -> Figure:
     """Draw average and difference of drops over the weights kept, a line for each network."""
     figure = paid(study, "network")
@@ -189,7 +185,7 @@ def third_changes(study: DataFrame, at: float, **where: Any) -> dict[str, Series
 
 def pruned_minus_small(study: DataFrame) -> DataFrame:
     """List the contrast of a pruned and a small network by level, with its p-value."""
-    pruned, small = by_network(study).values()
+    pruned, small = by_part(study, "network").values()
     return tables.tested(dict(pruned - small), "pruned minus small dense", names="sparsity")
 
 
@@ -206,7 +202,7 @@ def against_full_width(study: DataFrame, task: str, length: int) -> DataFrame:
     number = rows.groupby(["width", "level"])["weights"].first()
     full = found.pop(1.0)
     known = np.log(number[1.0][list(full)].to_numpy())[::-1]
-    table: dict[Hashable, dict[str, Any]] = {}
+    table: tables.Contents = {}
     for width, values in found.items():
         for level, own in values.items():
             at = np.log(number[width, level])
@@ -269,7 +265,7 @@ def loss_against_accuracy(study: DataFrame) -> Figure:
     drops, rises = by_measure(study).values()
     for place, sparsity in enumerate(drops):
         pair = drops[sparsity], rises[sparsity]
-        look: dict[str, Any] = {"color": PALETTE[place], "marker": MARKERS[place]}
+        look: Arguments = {"color": PALETTE[place], "marker": MARKERS[place]}
         axis.scatter(*pair, s=14, alpha=0.6, linewidths=0, **look)
         look |= {"markersize": 8, "markeredgecolor": "white"}
         plots.mean_point(axis, *pair, label=f"{100 * (1 - sparsity):.3g} %", **look)
@@ -277,7 +273,7 @@ def loss_against_accuracy(study: DataFrame) -> Figure:
     axis.axhline(0, color="#555555", linewidth=0.8)
     axis.axvline(0, color="#555555", linewidth=0.8)
     # Shaded are the quarters in which the two measures name different groups.
-    shade: dict[str, Any] = {"color": "#eeeeee", "zorder": 0, "linewidth": 0}
+    shade: Arguments = {"color": "#eeeeee", "zorder": 0, "linewidth": 0}
     axis.fill_between([0, max(xlim[1], 0)], min(ylim[0], 0), 0, **shade)
     axis.fill_between([min(xlim[0], 0), 0], 0, max(ylim[1], 0), **shade)
     axis.set(xlim=xlim, ylim=ylim, ylabel="difference of rises of loss (nats)")
@@ -289,7 +285,7 @@ def loss_against_accuracy(study: DataFrame) -> Figure:
 def signs(study: DataFrame) -> DataFrame:
     """Count the seeds in which small groups pay by both measures, by one, or by none."""
     drops, rises = by_measure(study).values()
-    rows: dict[Hashable, dict[str, Any]] = {}
+    rows: tables.Contents = {}
     for sparsity in drops:
         accuracy, loss = drops[sparsity] > 0, rises[sparsity] > 0
         disagree = accuracy.index[np.asarray(accuracy != loss)]

@@ -122,7 +122,7 @@ def first_written(
 @functools.cache
 def _tested_by(path: Path, commit: str) -> dict[str, bool]:
     """Say of each id in one commit whether it has a statistic; empty without a valid file."""
-    entries = _registered(git(path.parent, "show", f"{commit}:./{path.name}") or "[]")
+    entries = _registered(git(path.parent, "show", f"{commit}:./{path.name}") or "")
     return {name: own["statistic"] is not None for name, own in (entries or {}).items()}
 
 
@@ -138,12 +138,15 @@ def _versions(path: Path) -> Iterator[tuple[str, str, str, str]]:
     log = git(
         path.parent, "log", "--first-parent", "--reverse", "--format=%h %cs %s", "--", path.name
     )
-    if log is None:
-        return
-    for line in log.splitlines():
+    for line in (log or "").splitlines():
         commit, date, *subject = line.split(" ", 2)
-        if (text := git(path.parent, "show", f"{commit}:./{path.name}")) is not None:
-            yield commit, date, "".join(subject), text
+        # A version in which the file is gone is no list of claims.
+        yield (
+            commit,
+            date,
+            "".join(subject),
+            git(path.parent, "show", f"{commit}:./{path.name}") or "",
+        )
     # The file as it is now, so that an edit shows before it is committed.
     yield "not committed", "", "", path.read_text(encoding="utf-8")
 
