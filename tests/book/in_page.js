@@ -85,9 +85,10 @@ window.inPage = (() => {
       if (!texts.currentNode.data.trim() || !node.checkVisibility({visibilityProperty: true})) continue;
       const {color, fontSize, fontWeight} = getComputedStyle(node);
       const link = node.closest("a");
-      const around = link && getComputedStyle(link).textDecorationLine + getComputedStyle(link.parentElement).color;
+      const around = link && [getComputedStyle(link).textDecorationLine, link.parentElement.localName,
+        getComputedStyle(link.parentElement).color].join(" ");
       const look = [color, fontSize, fontWeight, around, ground(node)].join(" | ");
-      if (!found.has(look)) found.set(look, node);
+      if (!found.has(look)) found.set(look, link || node);
     }
     return [...found.values()];
   };
@@ -115,7 +116,17 @@ window.inPage = (() => {
         [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
   });
 
-  // Measures each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
+  // Ratio of the luminances of a text and of the page behind it (WCAG 2), from 1 to 21.
+  const contrast = (text) => {
+    const colours = [getComputedStyle(text).fill, getComputedStyle(document.body).backgroundColor];
+    const [dark, light] = colours.map((colour) => colour.match(/[\d.]+/g).slice(0, 3)
+      .map((part) => (part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4)))
+      .map(([red, green, blue]) => 0.2126 * red + 0.7152 * green + 0.0722 * blue).sort((one, other) => one - other);
+    return (light + 0.05) / (dark + 0.05);
+  };
+
+  // Measures each drawing, in folds too: its smallest text in pixels, the most panels that stand side by side, and the least
+  // contrast of a text.
   const drawings = () => {
     document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
     return all("svg[role=img]").filter((drawing) => drawing.getBoundingClientRect().width).map((drawing) => {
@@ -123,7 +134,8 @@ window.inPage = (() => {
       const texts = [...drawing.querySelectorAll("text")].map((text) => scale * parseFloat(getComputedStyle(text).fontSize));
       const panels = [...drawing.querySelectorAll(".axes:not(.axes .axes)")].map((panel) => panel.getBoundingClientRect());
       const beside = panels.map(({top, bottom}) => panels.filter((other) => other.top < bottom - 20 && top + 20 < other.bottom).length);
-      return [drawing.ariaLabel, Math.round(10 * Math.min(...texts)) / 10, Math.max(1, ...beside)];
+      const least = Math.min(21, ...[...drawing.querySelectorAll("text")].map(contrast));
+      return [drawing.ariaLabel, Math.round(10 * Math.min(...texts)) / 10, Math.max(1, ...beside), Math.round(10 * least) / 10];
     });
   };
 

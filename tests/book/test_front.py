@@ -272,10 +272,10 @@ def test_every_way_is_on_the_one_axis():
 
 def test_every_point_is_inside_its_panel():
     for axis, own in zip(front.one_axis(7.6, 8.2, 2).axes, front.ways().values(), strict=True):
-        most, least = axis.get_xlim()
-        drawn = [container[0].get_xdata() for container in axis.containers]
+        (most, least), (low, high) = axis.get_xlim(), axis.get_ylim()
+        drawn = [container[0].get_xydata() for container in axis.containers]
         assert len(drawn) == len(own) and all(
-            least < kept < most for line in drawn for kept in line
+            least < kept < most and low < lost < high for line in drawn for kept, lost in line
         )
 
 

@@ -389,7 +389,6 @@ def test_pruned_weights_stay_zero_and_batch_statistics_alone():
     )
 
 
-@pytest.mark.slow
 def test_fit_narrows_norms_and_eigenvalues():
     """Where a group's labels are those of the others turned around, so that its gradient and
     curvature stay large."""

@@ -15,7 +15,6 @@ from fairlib.statistics import accuracies_by_chance
 from whopays import claims, effects
 
 CLAIMS = Path(__file__).parents[2] / "book" / "claims.yml"
-pytestmark = pytest.mark.slow
 
 
 def form(name: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -37,6 +36,7 @@ def test_every_statistic_is_simulated_in_every_form_that_a_claim_uses():
     assert len(set(labels)) == len(labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fall", [0.0, 0.15])
 def test_tables_without_an_effect_rarely_give_a_verdict(fall):
     """None of the statistics is above 5 % at a level of 1 % for all of them together

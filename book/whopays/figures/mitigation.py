@@ -163,7 +163,7 @@ def gaps_and_accuracies(study: DataFrame) -> Figure:
         accuracy(axis.xaxis, "gap in test accuracy")
     accuracy(axes[0].yaxis, "test accuracy", "%")
     axes[1].sharex(axes[0])
-    legend(figure, "larger: stronger; hollow: finetuned longer")
+    legend(figure, "larger: stronger")
     return figure
 
 
@@ -306,7 +306,7 @@ def beside_table_2(study: DataFrame) -> DataFrame:
 
 def chance_in_table_2(study: DataFrame) -> DataFrame:
     """Compute the gap that nine groups of one accuracy would have, beside the printed one, in
-    percent."""
+    points, and the percentage of draws below that."""
     test = select(study, setting="other target", split="test")
     shares = test.groupby("group")["size"].mean()
     sizes = (shares / shares.sum() * 23_707 / 5).round().astype(int).to_numpy()
@@ -316,7 +316,7 @@ def chance_in_table_2(study: DataFrame) -> DataFrame:
     }
     drawn, printed = pd.DataFrame(gaps), TABLE_2.loc["gap in test accuracy"].stack()
     null = drawn.agg(["mean", "std"]).T.assign(printed=printed)
-    null["share of draws below"] = drawn.le(printed).mean()
+    null["draws below"] = drawn.le(printed).mean()
     return (100 * null).round(1).rename_axis(["sparsity", "when"])
 
 
