@@ -32,7 +32,7 @@ help:
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
-	@echo "make test     unit tests, then the theory's notebooks by nbval; some MINUTES minutes on two cores"
+	@echo "make test     unit tests, then the theory's notebooks by nbval; some ten minutes on two cores"
 	@echo "make check    the rest: each page of the built book in Chromium, if there are both; whole runs, sweeps and simulations,"
 	@echo "              the papers' grids in toy size, code of pages; the experiments by nbval with smoke parameters, which"
 	@echo "              QUICK=1 leaves to make book QUICK=1. After a change of an experiment's page run it, too; CI does"

@@ -174,8 +174,9 @@ def one_axis(width: float, height: float, columns: int) -> Figure:
         columns: Number of panels in a row.
     """
     shown = ways()
-    shape = {"rows": -(-len(shown) // columns), "width": width, "height": height}
-    drawn, axes = plots.new_figure(columns, **shape)
+    drawn, axes = plots.new_figure(
+        columns, rows=-(-len(shown) // columns), width=width, height=height
+    )
     for axis, (title, own) in zip(axes, shown.items(), strict=False):
         for place, (way, found) in enumerate(own.items()):
             # Side by side: at one place the intervals of five ways would hide each other.

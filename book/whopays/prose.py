@@ -160,12 +160,11 @@ def verdict(claim: str, table: str, *, expect: str = "") -> Said:
 @functools.cache
 def _judged(claim: str, table: str) -> Said:
     """Judge a claim, as printed, by one of its tables: a page asks for few of them."""
-    own = claims.registered().get(claim)
-    if own is None or table not in own.tables.values():
-        raise ValueError(
-            f"there is no claim {claim!r} in book/claims.yml, or it has no verdict by {table!r}"
-        )
-    asked = replace(own, repaired=None, tables={claims.EVIDENCE[0]: table})
+    found = claims.registered()
+    tables = sorted(found[claim].tables.values()) if claim in found else []
+    if table not in tables:
+        raise ValueError(f"no claim {claim!r} has a verdict by {table!r}; known: {tables}")
+    asked = replace(found[claim], repaired=None, tables={"default run": table})
     row = next(claims.evaluate_claims([asked], project()).itertuples())
     interval = Interval(row.estimate, row.low, row.high)
     return Said(row.verdict, interval, row.seeds, row.reason, row.resplit)
