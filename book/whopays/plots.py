@@ -83,7 +83,7 @@ WORDS = {
 """Plain words for the names that parameters and tables have, wherever a figure shows one."""
 
 _CODES = re.compile(
-    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])"
+    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-]| tickets)"
 )
 
 COLOURS = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)} | {
