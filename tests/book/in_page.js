@@ -96,7 +96,7 @@ window.inPage = (() => {
   // Takes the inside of drawings out of the page for a while: an image has no parts for a screen reader, axe takes the colour
   // of a drawn text from `color` where `fill` paints it, and most elements of a page are drawn.
   const withoutDrawings = async (work) => {
-    const held = all("svg[role=img]").map((drawing) => [drawing, [...drawing.childNodes]]);
+    const held = all("svg[role=img][aria-label]").map((drawing) => [drawing, [...drawing.childNodes]]);
     held.forEach(([drawing]) => drawing.replaceChildren());
     const found = await work();
     held.forEach(([drawing, parts]) => drawing.replaceChildren(...parts));
