@@ -100,7 +100,7 @@ def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
         yield found
 
 
-GROUPS = {"large": plots.PALETTE[0], "all": "#888888", "small": plots.PALETTE[1]}
+GROUPS = {"large": plots.PALETTE[0], "all": "#555555", "small": plots.PALETTE[1]}
 """Lines of the cover, with their colours."""
 
 

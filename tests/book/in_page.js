@@ -116,17 +116,7 @@ window.inPage = (() => {
         [id, target.join(" "), html.slice(0, 120), [...any, ...all, ...none].map(({message}) => message).join("; ")]));
   });
 
-  // Ratio of the luminances of a text and of the page behind it (WCAG 2), from 1 to 21.
-  const contrast = (text) => {
-    const colours = [getComputedStyle(text).fill, getComputedStyle(document.body).backgroundColor];
-    const [dark, light] = colours.map((colour) => colour.match(/[\d.]+/g).slice(0, 3)
-      .map((part) => (part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4)))
-      .map(([red, green, blue]) => 0.2126 * red + 0.7152 * green + 0.0722 * blue).sort((one, other) => one - other);
-    return (light + 0.05) / (dark + 0.05);
-  };
-
-  // Measures each drawing, in folds too: its smallest text in pixels, the most panels that stand side by side, and the least
-  // contrast of a text.
+  // Measures each drawing, in folds too: its smallest text in pixels, and the most panels that stand side by side.
   const drawings = () => {
     document.querySelectorAll("details").forEach((fold) => { fold.open = true; });
     return all("svg[role=img]").filter((drawing) => drawing.getBoundingClientRect().width).map((drawing) => {
@@ -134,8 +124,7 @@ window.inPage = (() => {
       const texts = [...drawing.querySelectorAll("text")].map((text) => scale * parseFloat(getComputedStyle(text).fontSize));
       const panels = [...drawing.querySelectorAll(".axes:not(.axes .axes)")].map((panel) => panel.getBoundingClientRect());
       const beside = panels.map(({top, bottom}) => panels.filter((other) => other.top < bottom - 20 && top + 20 < other.bottom).length);
-      const least = Math.min(21, ...[...drawing.querySelectorAll("text")].map(contrast));
-      return [drawing.ariaLabel, Math.round(10 * Math.min(...texts)) / 10, Math.max(1, ...beside), Math.round(10 * least) / 10];
+      return [drawing.ariaLabel, Math.round(10 * Math.min(...texts)) / 10, Math.max(1, ...beside)];
     });
   };
 
