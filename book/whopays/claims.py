@@ -185,7 +185,7 @@ class Claim:
         lookup("paper", self.paper, PAPERS)
         lookup("kind", self.kind, dict.fromkeys(KINDS))
         for name in ("source", "statement"):
-            if not str(getattr(self, name) or "").strip():
+            if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
                 raise ValueError(f"{name} must be a text")
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"tables must map kinds of evidence to paths, got {self.tables!r}")

@@ -228,7 +228,8 @@ def by_level(
         where: Values of columns that select the rows.
         control: Also compute it for the control, at its level; for statistics that do not compare
             with it.
-        settings: Further arguments of the statistic, whatever their names.
+        settings: Arguments of the statistic whose names are taken here, such as ``of`` of a
+            contrast.
         arguments: Further arguments of the statistic.
 
     Returns:

@@ -83,7 +83,7 @@ WORDS = {
 """Plain words for the names that parameters and tables have, wherever a figure shows one."""
 
 _CODES = re.compile(
-    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-]| tickets)"
+    rf"(?<![\w:-])(?:prune:|linearize:)?({'|'.join(sorted(WORDS, reverse=True))})(?![\w-])"
 )
 
 COLOURS = {f"plot-{number}": color.lower() for number, color in enumerate(PALETTE[:7], 1)} | {
@@ -228,7 +228,11 @@ def shapes(figure: Figure) -> dict[str, Any]:
         (``book/extensions/pages.py``).
     """
     from IPython.core.pylabtools import print_figure
+    from matplotlib.text import Text
 
+    # Once for both shapes: some plain words hold their code, such as "lottery tickets".
+    for text in figure.findobj(Text):
+        text.set_text(plain(text.get_text()))
     look = {"fmt": "svg", "bbox_inches": "tight", "pad_inches": 0.02}
     origin = figure.get_supxlabel()
     figure.set_figwidth(min(figure.get_figwidth(), WIDTH))
@@ -243,11 +247,7 @@ def shapes(figure: Figure) -> dict[str, Any]:
 
 
 def _fit(figure: Figure, origin: str) -> None:
-    """Say codes in plain words, and break texts where their panel ends."""
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_text(plain(text.get_text()))
+    """Break texts where their panel ends."""
     if origin:
         _say(figure, _broken(plain(origin), figure.get_figwidth()))
     for axis in figure.axes:

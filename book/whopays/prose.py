@@ -164,10 +164,15 @@ def _judged(claim: str, table: str) -> Said:
     tables = sorted(found[claim].tables.values()) if claim in found else []
     if table not in tables:
         raise ValueError(f"no claim {claim!r} has a verdict by {table!r}; known: {tables}")
-    asked = replace(found[claim], repaired=None, tables={"default run": table})
-    row = next(claims.evaluate_claims([asked], project()).itertuples())
-    interval = Interval(row.estimate, row.low, row.high)
-    return Said(row.verdict, interval, row.seeds, row.reason, row.resplit)
+    asked = [replace(found[claim], repaired=None, tables={"default run": table})]
+    (row,) = claims.evaluate_claims(asked, project()).itertuples()
+    return Said(
+        row.verdict,
+        Interval(row.estimate, row.low, row.high),
+        row.seeds,
+        row.reason,
+        row.resplit,
+    )
 
 
 def decided(table: pd.DataFrame, notebook: str) -> Markdown:

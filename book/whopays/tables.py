@@ -39,8 +39,8 @@ REMARKS = {
 """Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
+# Contents of a table, by row and column.
 Contents = dict[Any, dict[str, Any]]
-"""Contents of a table, by row and column."""
 
 Names = str | Sequence[str] | None
 

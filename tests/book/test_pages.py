@@ -250,6 +250,7 @@ def test_headings_start_once_and_skip_no_level_and_the_menu_has_one_button(visit
 def test_the_notation_has_formulas(tab):
     open_page(tab, HTML / "book" / "notation.html")
     assert tab.evaluate("inPage.facts()")["formulas"] > 20
+    assert tab.locator("mjx-container").count() > 20
 
 
 def test_the_index_leads_to_the_introduction(tab):

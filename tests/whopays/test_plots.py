@@ -401,12 +401,13 @@ def test_a_figure_has_a_shape_for_a_laptop_and_one_for_a_phone():
         plots.shares(axis, table, "weights kept", pruned=True)
         plots.lines(axis, {"linearize:random": table})
     plots.accuracy(axes[0].yaxis, plots.DROPS)
-    plots.legend(figure, "by")
+    plots.legend(figure, "lottery")
     plots.provenance(figure, "digits, cnn, prune:magnitude, 5 seeds, real-data run", "short")
     drawing = plots.shapes(figure)["image/svg+xml"]
     widths = [float(width) / 72 for width in re.findall(r'<svg [^>]*width="([.\d]+)pt', drawing)]
     assert widths == pytest.approx([plots.WIDTH, plots.PHONE], abs=0.3)
     # Codes are words, lines break where the shape ends, and each stacked panel has its labels.
+    assert "lottery tickets" in drawing and "tickets tickets" not in drawing
     assert "random gates" in drawing and figure.get_supxlabel().endswith("real images\nshort")
     assert {axis.get_ylabel() for axis in axes} == {axes[0].get_ylabel()}
     assert [axis.get_subplotspec().get_geometry()[:2] for axis in axes] == [(3, 1)] * 3
