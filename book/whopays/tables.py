@@ -32,11 +32,11 @@ AT_SCALE = re.compile(r".*-(all|resnet18|resnet50)|[tbd]-(fig|tab)-.*")
 
 DASH, POINTS = "-", "percentage points"
 
+# Remarks on recorded tables, by a parameter and the value of it that calls for the remark.
 REMARKS = {
     ("near_duplicates", "ignored"): "near-duplicates not kept together",
     ("held_out", "train"): "held-out data known to the dense network",
 }
-"""Remarks on recorded tables, by a parameter and the value of it that calls for the remark."""
 
 Row = Mapping[str, Any]
 # Contents of a table, by row and column.
@@ -50,7 +50,7 @@ class Recorded:
     """A recorded table, or the path of a missing one; true if the table exists.
 
     As a text it is the line that says where the table comes from
-    (:func:`whopays.plots.provenance`), with `REMARKS` on how it was computed; empty if the table is
+    (:func:`whopays.plots.provenance`), with remarks on how it was computed; empty if the table is
     missing.
 
     Attributes:
