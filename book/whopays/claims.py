@@ -39,6 +39,7 @@ from whopays.seeds import benjamini_hochberg, holm
 from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge, t_test
 
 RATE = 0.05
+SHARES = ("accuracy", "drop", "smallest", "rate_true_positive", "rate_false_positive")
 PFLOP_PER_HOUR = 99e-3 * 3600
 """Operations of a GPU at a tenth of a peak of 990 TFLOP/s."""
 
@@ -165,6 +166,13 @@ class Claim:
         given = self.statistic or {}
         accuracy = given.get("column", "accuracy") == "accuracy" and not given.get("relative")
         return accuracy and bool(self._names & OF_ACCURACIES)
+
+    @property
+    def in_points(self) -> bool:
+        """True if the statistic is a difference of shares, which is shown in percentage points."""
+        given = self.statistic or {}
+        share = given.get("column", "accuracy") in SHARES and not given.get("relative")
+        return share and bool(self._names & (OF_ACCURACIES | conditions.OVERALL | {"column_mean"}))
 
     @property
     def _names(self) -> set[Any]:
@@ -450,7 +458,7 @@ def _beside(
     """Say what a table is of, and judge once more by stricter rules.
 
     Returns:
-        ``data`` and ``groups``; ``overlap`` and ``assumed``
+        ``in_points``, ``data`` and ``groups``; ``overlap`` and ``assumed``
         (``whopays.conditions.share_of_test``); ``resplit``, the verdict by the interval
         ``resplit_low resplit_high`` of seeds that split the same data; ``doubled``, the verdict by
         twice the margin; ``t_p_value``, of Student's test.
@@ -464,6 +472,7 @@ def _beside(
         doubled = judge(values, wide, chance)
         p_value = judge(values, claim.criterion, chance, test=t_test).p_value
     return {
+        "in_points": claim.in_points,
         "data": ", ".join(sorted(records.get("data", pd.Series()).dropna().unique())),
         "groups": groups,
         "overlap": share[0],

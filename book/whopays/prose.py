@@ -203,7 +203,7 @@ def finding(claim: claims.Claim, verdict: str, interval: Interval, beside: str =
     """
     text = f"- {escape(claim.statement)} **{verdict.capitalize()}**"
     if not np.isnan(interval.estimate):
-        in_points = claim.of_accuracies and points(interval, interval=True)
+        in_points = claim.in_points and points(interval, interval=True)
         text += f": {in_points or estimate(interval, 3)}"
     known = f" ({escape(beside)})" if beside else ""
     return f"{text}{known}. <small>[{claim.id}](#{claim.id})</small>"

@@ -36,6 +36,7 @@ ROWS = pd.DataFrame(
         "estimate": [0.2, 0.1, 0.0],
         "low": [0.1, -0.1, -0.01],
         "high": [0.3, 0.3, 0.01],
+        "in_points": True,
         "seeds": [30, 5, 10],
     }
 )
@@ -55,8 +56,8 @@ def test_a_claim_shows_each_table_and_those_of_its_own_data_first():
     text = papers.page("T", ROWS)
     first = text[text.index("- [T-fig-1](#T-fig-1)") : text.index("- [T-fig-1-minority]")]
     assert re.findall(r"\*\*(.*?)\*\*.*: (.*)", first) == [
-        ("undecided", "0.100 [-0.100, 0.300]"),
-        ("supported", "0.200 [0.100, 0.300]"),
+        ("undecided", "10.0 [-10.0, 30.0] points"),
+        ("supported", "20.0 [10.0, 30.0] points"),
     ]
     assert ":::{dropdown} Setting of t-fig-1: not run as printed\n" in text
     assert "`make sweep GRID=params/paper/pruning/t-fig-1.yml`" in text

@@ -220,7 +220,7 @@ def test_a_row_shows_estimate_interval_seeds_and_links(tmp_path):
     )
     assert (
         "supported</b> 0.100 [0.062, 0.138], 10 seeds, p = 0.002; default run, digits; corrected "
-        "for one data set [0.029, 0.171], with 0.25 test samples for each training sample assumed"
+        "for one data set 0.100 [0.029, 0.171], with 0.25 test samples for each training sample assumed"
         "</li>" in row
     )
     assert counts(text, "supported") == ["1 (1)", "1 (1)"]
@@ -459,7 +459,7 @@ def test_the_table_has_a_row_for_each_claim_reading_and_table(tmp_path):
     ledger.write(tmp_path / "claims.yml", tmp_path, csv=tmp_path / "l.csv")
     table = pd.read_csv(tmp_path / "l.csv")
     assert " ".join(table) == (
-        "claim paper kind reading evidence table decides verdict estimate low high seeds needed"
+        "claim paper kind reading evidence table decides verdict estimate low high in_points seeds needed"
         " worst_cell worst_estimate data groups registered recorded late overlap resplit_low"
         " resplit_high resplit doubled holm"
     )
@@ -541,7 +541,7 @@ def test_a_run_at_scale_says_its_networks(tmp_path, monkeypatch):
         for p in fairlib.build("mlp", in_channels=3, image_size=64, num_classes=5).parameters()
     )
     assert text.networks("table-all.csv") == (
-        f"mlp of {float(f'{mlp:.2g}'):,.0f} weights and resnet18:stem=imagenet of 11,000,000 "
+        f"multilayer perceptron of {float(f'{mlp:.2g}'):,.0f} weights and ResNet-18 of 11,000,000 "
         "weights at 64 pixels"
     )
     assert text.networks("missing.csv") == ""
@@ -563,6 +563,7 @@ def test_a_run_at_scale_says_its_networks(tmp_path, monkeypatch):
         overlap=0.0,
         earlier="",
         equivalence=False,
+        in_points=True,
     )
     for row.evidence in ("run at scale", "paper-scale run"):
         assert "11,000,000 weights at 64 pixels" in text.details(row)

@@ -34,7 +34,7 @@ def counted(results: pd.DataFrame) -> pd.DataFrame:
     missing = results[~counts.groupby(keys).transform("any")].drop_duplicates(["claim", "reading"])
     empty: dict[str, Any] = dict.fromkeys(("evidence", "table", "data", "worst_cell"), "")
     empty |= {"verdict": "undecided", "seeds": 0, "needed": pd.NA, "groups": NO_GROUPS}
-    empty["overlap"] = 0.0
+    empty |= {"overlap": 0.0, "in_points": False}
     empty |= dict.fromkeys(("estimate", "low", "high", "p_value"), float("nan"))
     added = missing.assign(
         **empty, survives=True, reason="no table of the data that it names", counts=True

@@ -29,6 +29,7 @@ LEDGER_COLUMNS = [
     "estimate",
     "low",
     "high",
+    "in_points",
     "seeds",
     "needed",
     "worst_cell",

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from whopays.conditions import NO_GROUPS, made_by
+from whopays.plots import plain
 from whopays.prose import escape
 from whopays.runs import project
+from whopays.seeds import Interval, estimate
 from whopays.verdict import DECIDED
 
 
@@ -55,14 +57,15 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def estimate_text(row: Any) -> str:
-    """Write estimate and interval."""
-    return f"{row.estimate:.3f} [{row.low:.3f}, {row.high:.3f}]"
+def estimate_text(row: Any, of: str = "estimate low high") -> str:
+    """Write estimate and interval, or other numbers of a row; shares in percentage points."""
+    found = Interval(*(getattr(row, name) for name in of.split()))
+    return estimate(found, None if row.in_points else 3) + " points" * row.in_points
 
 
 def origin(row: Any) -> str:
     """Write kind of evidence and data."""
-    return ", ".join(filter(None, [row.evidence, row.data]))
+    return ", ".join(filter(None, [row.evidence, plain(row.data)]))
 
 
 @functools.cache
@@ -75,11 +78,10 @@ def networks(table: str) -> str:
     names = names.split(",") if isinstance(names, str) else names
     parts = []
     for name in names if isinstance(size, int) else []:
-        if given.get("width", 1) != 1:
-            name += f":width={given['width']:g}"
-        model = fairlib.build(name, num_classes=5, in_channels=3, image_size=size or 8)
+        width = f":width={given['width']:g}" if given.get("width", 1) != 1 else ""
+        model = fairlib.build(name + width, num_classes=5, in_channels=3, image_size=size or 8)
         weights = float(f"{sum(each.numel() for each in model.parameters()):.2g}")
-        parts.append(f"{name} of {weights:,.0f} weights")
+        parts.append(f"{plain(name)} of {weights:,.0f} weights")
     return f"{' and '.join(parts)} at {size} pixels" if parts else ""
 
 
