@@ -11,7 +11,7 @@ tables (`explore`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -253,27 +253,17 @@ def _label(axis: Axes, panel: Panel) -> None:
     axis.set_ylim(low, max(high, -0.18 * low))
 
 
-@values.value
-def front_seeds() -> str:
-    """Count the seeds behind the cover."""
-    return _seeds({look["table"] for look in COVER.values()})
-
-
-@values.value
-def ways_seeds() -> str:
-    """Count the seeds behind the figure of all ways."""
-    return _seeds({*ONE_BUDGET.values(), *(name for name, _ in RESNET18.values())})
-
-
-@values.value
-def runs_seeds() -> str:
-    """Count the seeds behind the lines of all runs."""
-    return _seeds({panel.line[0] for panel in PRUNED + LINEARIZED})
-
-
-def _seeds(names: set[str]) -> str:
+def _seeds(names: Iterable[str]) -> str:
+    """Count the seeds behind a figure."""
     counts = [values.table(f"results/{name}.csv")["seed"].nunique() for name in names]
     return f"{min(counts)} to {max(counts)}"
+
+
+values.VALUES |= {
+    "front_seeds": lambda: _seeds(look["table"] for look in COVER.values()),
+    "ways_seeds": lambda: _seeds([*ONE_BUDGET.values(), *(name for name, _ in RESNET18.values())]),
+    "runs_seeds": lambda: _seeds(panel.line[0] for panel in PRUNED + LINEARIZED),
+}
 
 
 @values.value

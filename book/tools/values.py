@@ -315,11 +315,6 @@ def times() -> dict[str, str]:
 
 
 @value
-def relus_white() -> str:
-    return points(certain(-_dropped("White")))
-
-
-@value
 def relus_others() -> str:
     verdict("D-fig-6-r18-snl-race", RACES, expect="supported")
     only_others(_dropped)
@@ -446,6 +441,7 @@ def model_families() -> str:
             lambda each: f"{(each == 'right').sum()} of {len(each)}",
             sort=False,
         )
+        .rename(columns={"group_gradients": "group gradients"})
         .to_markdown()
     )
 
@@ -471,13 +467,6 @@ def paths_claims_seeds() -> str:
 def paths_changed() -> str:
     found = _verdicts_by_path()
     return f"{(found['verdict_alone'] != found['verdict_at_once']).sum()}"
-
-
-@value
-def bfloat16_accuracy() -> str:
-    found = table("results/benchmarks/precision.csv").set_index("statistic")
-    mean, low, high = 100 * found.loc["accuracy, average", ["estimate", "low", "high"]]
-    return f"{mean:.1f} points (95 % interval {low:.1f} to {high:.1f})"
 
 
 def _work(paper: str, unit: float) -> str:

@@ -492,9 +492,8 @@ def hours_of_grid(table: Path) -> str:
         return ""
     found = pd.read_csv(counts)
     own = found[[table.as_posix().endswith(name) for name in found["table"]]]
-    low, most = (own[way].sum() / PFLOP_PER_HOUR for way in ("pflop", "most"))
-    span = f"{low:.2g}" + (f" to {most:.2g}" if most > low else "")
-    return f"; it takes a GPU some {span} hours at a tenth of its peak" if len(own) else ""
+    most = max(own["most"].sum() / PFLOP_PER_HOUR, 0.1)
+    return f"; it takes a GPU up to {most:.1f} hours at a tenth of its peak" if len(own) else ""
 
 
 def _tested(

@@ -530,12 +530,13 @@ def _locked(path: Path, out: Path) -> FileLock | None:
 
 def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: Path) -> None:
     try:
-        # jsonschema builds the module's grammar of web addresses when it is imported, which takes
-        # two seconds of CPU for every run. Papermill only checks notebooks, which have no
-        # addresses.
-        with _not_installed("rfc3987_syntax"):
-            import papermill
-            from traitlets.config import Config
+        # jsonschema builds the grammar of web addresses in this module when it is imported, which
+        # takes two seconds of CPU for every run. Python takes a module whose entry is None for one
+        # that is not installed; papermill only checks notebooks, which have no addresses.
+        sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+        import papermill
+        from traitlets.config import Config
+
     except ImportError as error:
         raise RunError("a run needs papermill: pip install 'who-pays[book]'") from error
     executed = folder / NOTEBOOK
@@ -548,14 +549,17 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
         "kernel_name": "python3",
         "cwd": str(project_root(notebook)),
         "progress_bar": sys.stderr.isatty(),
+        # Written once: to write it before and after each cell takes a second of CPU for a page.
+        "request_save_on_cell_execute": False,
         "stderr_file": sys.stderr,
     }
     with tempfile.TemporaryDirectory() as profile:
-        # Start the kernel of this environment, without the startup files of the user's IPython.
+        # Start the kernel of this environment, without the startup files of the user's IPython; CI
+        # has a folder of its own, in which warnings become errors.
         kernel = {
             environment.RUN_VARIABLE: str(folder),
             "JUPYTER_PREFER_ENV_PATH": "1",
-            "IPYTHONDIR": profile,
+            "IPYTHONDIR": os.environ.get("WHOPAYS_IPYTHON", profile),
             "JUPYTER_RUNTIME_DIR": profile,
         }
         # With TCP, two kernels that start at the same time may be given the same port, and one run
@@ -568,29 +572,15 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
             with patch.dict(os.environ, kernel):
                 papermill.execute_notebook(source, target, **settings)
         except Exception as error:
-            if executed.exists():
+            if seen := executed.exists():
                 failed.parent.mkdir(exist_ok=True)
                 shutil.copyfile(executed, failed)
             name = getattr(error, "ename", type(error).__name__)
             text = getattr(error, "evalue", str(error))
             raise RunError(
-                f"{notebook} failed: {name}: {' '.join(text.split())} (see {failed})"
+                f"{notebook} failed: {name}: {' '.join(text.split())}{f' (see {failed})' * seen}"
             ) from error
     _tidy(executed)
-
-
-@contextmanager
-def _not_installed(module: str) -> Iterator[None]:
-    """Hide a module from imports in the block, unless it has been imported already."""
-    hidden = module not in sys.modules
-    if hidden:
-        # Python raises ImportError for a module whose entry is None.
-        sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[module]
 
 
 def _tidy(executed: Path) -> None:

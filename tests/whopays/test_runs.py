@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -552,16 +551,6 @@ with runs.workspace(Path({str(project / "out")!r})) as folder:
         assert runs.run_notebook(notebook, project / "out")
         assert not runs.run_notebook(notebook, project / "out")
         assert working.exists() and not list(project.glob(".out*"))
-
-
-def test_a_module_is_passed_over_as_if_it_were_not_installed_and_can_be_imported_later(monkeypatch):
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    with runs._not_installed("colorsys"), pytest.raises(ImportError):
-        importlib.import_module("colorsys")
-    found = importlib.import_module("colorsys")
-    with runs._not_installed("colorsys"):
-        assert importlib.import_module("colorsys") is found
-    assert sys.modules["colorsys"] is found
 
 
 class TestKernel:

@@ -142,6 +142,7 @@ def over_time(table: DataFrame) -> Figure:
             plots.line(axis, values, label=name, marker=plots.MARKERS[place])
         # Linear nearer zero: some methods cost nothing after the dense training.
         axis.set_xscale("symlog", base=2, linthresh=shortest)
+        axis.xaxis.set_major_formatter("{x:g}")
         if column == "bias":
             axis.axhspan(0, own["chance"].mean(), color="#dddddd", zorder=0)
             axis.legend(frameon=False, title=title)
