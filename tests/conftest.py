@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 import fairlib
 from fairlib import environment
 
-# Threads that wait for each other make tiny models slow on a busy machine.
+# Threads that wait for each other make tiny models slow on a busy machine, also in the kernels and
+# commands that tests start.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

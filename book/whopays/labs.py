@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +91,7 @@ def _judge(asked: Exercise, yours: Function) -> None:
         if shape != other:
             raise NotYet(f"the shape of what is returned is {shape}, and should be {other}")
 
-    def apart(known: list[Tensor]) -> bool:
+    def apart(known: list[Tensor], mine: list[Tensor] = mine) -> bool:
         pairs = zip(mine, known, strict=True)
         # Integers are equal or not: of numbers near 2^60 a share would forgive a thousand.
         return any(
@@ -102,10 +102,18 @@ def _judge(asked: Exercise, yours: Function) -> None:
     if not apart(right):
         return
     m, r = torch.cat(mine), torch.cat(right)
-    factor, worst = m @ r / (r @ r), (m - r).abs().argmax()
-    reason = f"a number is {m[worst]:.4g} and should be {r[worst]:.4g}"
-    if factor and not apart([factor * part for part in right]):
-        reason = f"it is {factor:.4g} times the right answer"
+    reason = f"{(m != r).sum()} of {len(r)} numbers are wrong"
+    # A dot product of integers near 2^60 would wrap around, and the numbers say nothing.
+    if r.is_floating_point():
+        factor, worst = m @ r / (r @ r), (m - r).abs().argmax()
+        reason = f"a number is {m[worst]:.4g} and should be {r[worst]:.4g}"
+        if factor and not apart([factor * part for part in right]):
+            reason = f"it is {factor:.4g} times the right answer"
+    values = asked._replace(slope=None)
+    if asked.slope is not None and not apart(
+        *(_answers(values, each)[1] for each in (asked.answer, yours))
+    ):
+        reason = "its value is right, and its gradient is not"
     for words, wrong in asked.usual.items():
         if not apart(_answers(asked, wrong)[1]):
             reason = words
@@ -116,14 +124,19 @@ def _answers(asked: Exercise, function: Function) -> tuple[list[str], list[Tenso
     """Call a function with both inputs; return the shapes of its answers, and them as vectors."""
     names = inspect.signature(asked.answer).parameters.values()
     inputs = [[_input(each.name, case, each.default) for each in names] for case in (0, 1)]
-    answers = [_called(function, each, asked.slope) for each in inputs]
-    shapes = [" and ".join(f"{tuple(part.shape)}" for part in parts) for parts in answers]
+    answers = [_called(function, each, asked) for each in inputs]
+    more = " and " if asked.slope is None else " and a gradient of "
+    shapes = [more.join(map(_form, parts)) for parts in answers]
     return shapes, [torch.cat([part.flatten() for part in parts]) for parts in answers]
 
 
-def _called(function: Function, inputs: list, slope: int | None) -> list[Tensor]:
+def _form(part: Tensor) -> str:
+    return f"{tuple(part.shape)}{'' if part.is_floating_point() else ' of integers'}"
+
+
+def _called(function: Function, inputs: list, asked: Exercise) -> list[Tensor]:
     """Call a function with copies of the inputs; return tensors, a slope behind the answer."""
-    copies = copy.deepcopy(inputs)
+    copies, slope = copy.deepcopy(inputs), asked.slope
     if slope is not None:
         copies[slope].requires_grad_()
     try:
@@ -142,7 +155,7 @@ def _called(function: Function, inputs: list, slope: int | None) -> list[Tensor]
         weights = torch.arange(1.0, 1 + parts[0].numel()).view_as(parts[0])
         parts += torch.autograd.grad((parts[0] * weights).sum(), copies[slope])
     if not all(part.isfinite().all() for part in parts):
-        raise NotYet("some values are NaN or infinite")
+        raise NotYet(f"some values are NaN or infinite. Hint: {asked.hint}")
     return [part.detach().double() if part.is_floating_point() else part for part in parts]
 
 
@@ -163,7 +176,7 @@ def _tensors(returned: Any) -> list[Tensor]:
     try:
         return [] if returned is None else [torch.as_tensor(returned)]
     except (TypeError, RuntimeError):
-        raise NotYet(f"a {type(returned).__name__} is returned, and should be a tensor") from None
+        raise NotYet(f"a {type(returned).__name__} is returned, and no tensor or list") from None
 
 
 # Inputs, two of each
@@ -185,9 +198,11 @@ def _input(name: str, case: int, default: Any = None) -> Any:
         return MADE[name](case)
     if isinstance(default, tuple):
         return default[case]
+    shape = SHAPES.get(name, (30,))
     generator = torch.Generator().manual_seed(1000 * case + sum(map(ord, name)))
-    drawn = torch.randn(SHAPES.get(name, (30,)), generator=generator)
-    return (drawn * 2**60).long() if name in WHOLE else drawn
+    # All bits are drawn: of two products of rounded numbers near 2^60 no bit would be left.
+    whole = partial(torch.randint, -(2**62), 2**62)
+    return (whole if name in WHOLE else torch.randn)(shape, generator=generator)
 
 
 @cache
@@ -217,7 +232,7 @@ MADE: dict[str, Function] = {
     "losses": lambda case: _input("teacher", case)[:, 2].exp(),
     "orders": lambda case: _input("shuffles", case).argsort(1),
     "product": lambda case: (_input("matrix", case) + _input("matrix", case).T).mv,
-    "products": lambda case: torch.tensor([[3.0], [1.0], [0.3]]) * _input("weights of three", case),
+    "products": lambda case: torch.tensor([[2.0], [1.0], [0.5]]) * _input("weights of three", case),
     "kept": lambda case: (_input("scores", case) > 0).float(),
     "c": lambda case: (
         torch.tensor([[-7], [8]]) * _input("a", case).sum(0) * _input("b", case).sum(0)
@@ -307,7 +322,8 @@ def fpgm(weight):
 
 
 @exercise(
-    "next chooses the group furthest behind its share of what is kept so far; return them sorted"
+    "square the products; a weight that is kept counts for every group, and the group with the "
+    "largest share of all less its share of what is kept chooses next; return the numbers sorted"
 )
 def fairgrape(products, count=(12, 25)):
     scores = products.square().double().numpy()
@@ -426,7 +442,9 @@ def snl(relaxed, x, y, budget=(60, 30), penalty=(1e-3, 2e-3)):
     return fairlib.history(net)[["relus", "penalty"]].iloc[-1].tolist()
 
 
-@exercise("the divergence is summed over classes, averaged over samples, and times T squared")
+@exercise(
+    "the divergence is summed over classes, averaged over samples, and times T squared", slope=0
+)
 def distillation(logits, teacher, y, temperature=(4.0, 2.0)):
     student, wanted = ((z / temperature).log_softmax(1) for z in (logits, teacher))
     soft = functional.kl_div(student, wanted, log_target=True, reduction="batchmean")
