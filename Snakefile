@@ -6,9 +6,11 @@
 # execute nothing, and an edit that is older than the build is noticed. The library is one stamp instead of its files:
 # Snakemake would look at each of them for each page, over and over.
 
+import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -75,6 +77,19 @@ rule book:
     input: f"{BUILD}/html/index.html", f"{BUILD}/plain", EXECUTED
 
 
+# Pages and their kernels start as forks of one process that has imported their libraries. It ends when Snakemake does:
+# then its standard input ends. OpenMP counts its threads when a library is imported.
+FORKS = []
+onstart:
+    if sys.platform == "linux" and "grid" not in config:
+        folder = tempfile.TemporaryDirectory()
+        command = ["-P", os.path.abspath("book/whopays/forks.py"), f"{folder.name}/socket"]
+        os.environ["OMP_NUM_THREADS"] = f"{max(1, workflow.cores // 2)}"
+        server = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, start_new_session=True)
+        os.environ["WHOPAYS_FORKS"] = shlex.join([sys.executable, "-S", *command])
+        FORKS.extend([folder, server])
+
+
 # Two notebooks at a time, each of which runs its seeds in as many processes as there are cores: while one imports and
 # draws, which takes one core, the other trains. Snakemake also sets OMP_NUM_THREADS to `threads`.
 # `update`: Snakemake leaves the outputs in place, for `whopays run` to keep or to replace.
@@ -84,7 +99,6 @@ rule run:
         update(f"{BUILD}/runs/{{part}}/{{name}}/run.json"),
         update(f"{BUILD}/runs/{{part}}/{{name}}/notebook.ipynb"),
     log: f"{BUILD}/logs/{{part}}/{{name}}.log"
-    benchmark: f"{BUILD}/seconds/{{part}}/{{name}}.tsv"
     params:
         digest=lambda w: runs.digest_values(runs.contents(f"notebooks/{w.part}/{w.name}.ipynb", given(w))),
         smoke=lambda w: [word for path in smoke(w) for word in ("-f", path)],
@@ -93,7 +107,11 @@ rule run:
     shell:
         """
         exec > {log} 2>&1
-        whopays run {input.notebook} {params.smoke} -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
+        export WHOPAYS_SECONDS={BUILD}/seconds/{wildcards.part}-{wildcards.name}.tsv
+        mkdir -p {BUILD}/seconds
+        rm -f $WHOPAYS_SECONDS
+        ${{WHOPAYS_FORKS:-python -m}} whopays run {input.notebook} {params.smoke} \
+            -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
         touch {output}
         """
 

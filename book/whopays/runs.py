@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -43,6 +44,9 @@ Given = Mapping[str, Any]
 """Values by name, of parameters or of the description of a run."""
 
 NOTEBOOK, RECORDS, RUN = "notebook.ipynb", "records.parquet", "run.json"
+FORKS = "WHOPAYS_FORKS"
+"""Environment variable that holds the command by which modules run as forks (`whopays.forks`)."""
+
 COMMIT = "WHOPAYS_COMMIT"
 """Environment variable with the commit of a project that is no checkout."""
 
@@ -62,7 +66,7 @@ PATHS = {
 """Tables of claims judged by the same trainings in two ways, and the ways' names by column."""
 
 WORKSHOP = Path(__file__).resolve().parent
-NOT_ON_PAGES = ("__main__", "cli", "grids", "ledger", "plan", "recording", "verify")
+NOT_ON_PAGES = ("__main__", "cli", "forks", "grids", "ledger", "plan", "recording", "verify")
 """Modules of whopays that no page computes with: an edit of them leaves every run as it is."""
 
 # Temporary name, within the folder of a new run, of the run that it replaces.
@@ -562,6 +566,12 @@ def _execute(notebook: Path, folder: Path, given: Mapping[str, Scalar], failed: 
             "IPYTHONDIR": os.environ.get("WHOPAYS_IPYTHON", profile),
             "JUPYTER_RUNTIME_DIR": profile,
         }
+        if forks := os.environ.get(FORKS):
+            spec = Path(profile, "kernels", "python3", "kernel.json")
+            spec.parent.mkdir(parents=True)
+            asked = [*shlex.split(forks), "ipykernel_launcher", "-f", "{connection_file}"]
+            spec.write_text(json.dumps({"argv": asked, "display_name": "", "language": "python"}))
+            kernel["JUPYTER_PATH"] = profile
         # With TCP, two kernels that start at the same time may be given the same port, and one run
         # fails. Sockets need a path of at most about 100 characters, hence the bound.
         if os.name == "posix" and len(profile) < 50:
