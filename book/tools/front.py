@@ -266,17 +266,6 @@ values.VALUES |= {
 }
 
 
-@values.value
-def runs_floor() -> str:
-    """Name the groups that have nothing to lose in some of the tables."""
-    found = set()
-    for panel in PRUNED + LINEARIZED:
-        for name, where in (panel.line, *panel.dots):
-            table = effects.select(values.table(f"results/{name}.csv"), **where)
-            found.update(f"*{group}*" for group in effects.at_floor(table))
-    return values.listed(sorted(found))
-
-
 FIGURES: dict[str, Any] = {
     "runs-wide": (figure, 7.6, 8.4),
     "runs-narrow": (figure, 3.9, 8.9),

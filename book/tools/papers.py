@@ -17,7 +17,6 @@ from pathlib import Path
 import pandas as pd
 
 from whopays import claims
-from whopays.claims import hours_of_grid
 from whopays.ledger.text import networks, rendered
 from whopays.runs import project
 
@@ -42,19 +41,14 @@ def items(text: str, paper: str) -> set[Item]:
     return found
 
 
-def grids(paper: str) -> dict[Item, list[tuple[str, str, bool, str]]]:
+def grids(paper: str) -> dict[Item, list[tuple[str, str, bool]]]:
     """List the grids of a paper's settings by what they cover: path, the words at its head,
-    whether its table is recorded, and the hours that it takes, where they are known."""
+    and whether its table is recorded."""
     found = defaultdict(list)
     for path in sorted(project().glob("params/paper/*/*.yml")):
         head = "".join(re.findall(r"(?m)^#(.*)\n", path.read_text(encoding="utf-8")))
         table = project() / "results" / path.parent.name / f"{path.stem}.csv"
-        own = (
-            path.relative_to(project()).as_posix(),
-            head.strip(),
-            table.is_file(),
-            hours_of_grid(table),
-        )
+        own = path.relative_to(project()).as_posix(), head.strip(), table.is_file()
         for item in items(head, paper):
             found[item].append(own)
     return found

@@ -19,8 +19,10 @@ from matplotlib.figure import Figure
 
 from fairlib.statistics import t_interval
 from whopays import claims, effects
+from whopays.figures.mitigation import FIVE, answer_changes
 from whopays.ledger import first_written
 from whopays.ledger.text import pipe_table
+from whopays.plan import PFLOP_PER_HOUR
 from whopays.prose import points, right, verdict
 from whopays.runs import project
 from whopays.verdict import DECIDED
@@ -37,13 +39,7 @@ PEOPLE = "results/pruning/people-or-answers-gender-utkface-all.csv"
 PEOPLE_DIGITS = "results/pruning/people-or-answers-study.csv"
 FEW = "results/pruning/people-or-answers-few-{}-utkface-all.csv"
 RACES = "results/linearization/who-pays-for-relus-races-all.csv"
-RACES_VGG19 = "results/linearization/who-pays-for-relus-networks-races-all.csv"
 BUDGET = "results/every-way/one-budget-utkface-all.csv"
-PATHS, PATHS_CLAIMS = (
-    "results/benchmarks/two_paths.csv",
-    "results/benchmarks/two_paths_claims.csv",
-)
-MITIGATIONS = ("equal-loss", "equal-curvature", "accuracy-gap", "group-dro", "reweight")
 
 SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").read_text("utf-8"))
 """Tables, rows and claims of the computed pages; the file explains its entries."""
@@ -53,6 +49,8 @@ DATA = {
     "utkface": "a part of the faces",
     "pruning/matthew-effect-utkface": "faces",
     "utkface-all": "faces",
+    "bilevel/does-it-hold-up-study": "artificial faces",
+    "networks": "digits",
     "resnet18": "faces of 32 pixels in a ResNet-18",
     "races-all": "all faces of 16 pixels",
     "celeba": "CelebA",
@@ -250,16 +248,8 @@ def budget_kept() -> str:
     return f"{kept.mean():.0%}"
 
 
-def _asian(arm: str, level: float | None = 0.12) -> str:
-    """Count the faces of Asian recognized of a hundred by a ResNet-18 in thin layers."""
-    return right(table("results/every-way/lower-rank-whole-resnet18.csv"), "Asian", arm, level)
-
-
-VALUES["floor_percent"] = lambda: f"{100 * effects.FLOOR:.0f}"
 VALUES["monday_seeds"] = lambda: f"{table(BUDGET)['seed'].nunique()}"
 VALUES["time_int8"] = lambda: times()["int8"]
-VALUES["asian_before"] = functools.partial(_asian, "one energy", None)
-VALUES["asian_whole"] = functools.partial(_asian, "one energy")
 
 
 @value
@@ -323,23 +313,9 @@ def relus_others() -> str:
 
 VALUES |= {
     "relus_others_before": lambda: points(_control(RACES, method="linearize:snl")),
-    "relus_vgg19_others_before": lambda: points(_control(RACES_VGG19, model="vgg19")),
     "others_32_pixels": lambda: f"{_control(RESNET18, setting='unequal').mean():.0%}",
     "others_64_pixels": lambda: f"{_control(RESNET18_64, setting='unequal').mean():.0%}",
 }
-
-
-@value
-def relus_vgg19_others() -> str:
-    verdict("D-fig-7a", RACES_VGG19, expect="supported")
-    return points(certain(_dropped("Others", RACES_VGG19, model="vgg19")))
-
-
-@value
-def relus_resnet34() -> str:
-    networks = "results/linearization/who-pays-for-relus-networks.csv"
-    verdict("D-fig-11-r34-cifar10", networks, expect="reversed")
-    return points(gained(networks, "smallest", 0.02, model="resnet34", method="linearize:snl"))
 
 
 VALUES["gradient_correlation"] = lambda: _correlation("study")
@@ -354,7 +330,7 @@ def gradient_correlation_faces() -> str:
 def _narrowed(data: str) -> str:
     """Format by how much the mitigations narrow the gap between groups: the least and the most."""
     path = f"results/mitigation/price-of-fairness-{data}.csv"
-    found = [verdict(f"H-price-{name}", path, expect=YES).interval.estimate for name in MITIGATIONS]
+    found = [verdict(f"H-price-{name}", path, expect=YES).interval.estimate for name in FIVE]
     return f"{-100 * max(found):.0f} to {-100 * min(found):.0f} points"
 
 
@@ -362,30 +338,13 @@ for name, data in (("digits", "study"), ("races", "utkface")):
     VALUES[f"mitigations_{name}"] = functools.partial(_narrowed, data)
 
 
-def _more_right(data: str) -> list[pd.DataFrame]:
-    """Compute how many more test answers are right after each mitigation, by seed and group."""
-    rows = effects.select(
-        table(f"results/mitigation/price-of-fairness-{data}.csv"),
-        **{"strength": [0, 2], "stage": "compressed", "budget": "epochs", "split": "test"},
-    )
-    rows = rows.assign(right=rows["accuracy"] * rows["size"])
-    right = rows.pivot(index="seed", columns=["mitigation", "group"], values="right")
-    return [right[name] - right["none"] for name in MITIGATIONS]
-
-
-@value
-def answers_gained() -> str:
-    """Format how many more digits are right after each mitigation: the least and the most."""
-    found = [certain(more.sum(axis=1)).mean() for more in _more_right("study")]
-    return f"{min(found):.0f} to {max(found):.0f}"
-
-
 @value
 def answers_taken() -> str:
     """Format how many right answers other races lose for each that Others gains."""
+    changes = answer_changes(table("results/mitigation/price-of-fairness-utkface.csv")).values()
     found = [
-        certain(more["Others"] - more.sum(axis=1)).mean() / certain(more["Others"]).mean()
-        for more in _more_right("utkface")
+        certain(more["Others"] - more["all"]).mean() / certain(more["Others"]).mean()
+        for more in changes
     ]
     return f"{min(found):.0f} to {max(found):.0f}"
 
@@ -401,23 +360,6 @@ def gap_of_pruning() -> str:
         for stage in ("compressed", "control")
     )
     return points(certain(pruned - whole))
-
-
-@value
-def bifp_runs() -> str:
-    said = verdict("H-bifp-fairer", "results/bilevel/does-it-hold-up-study.csv", expect="no effect")
-    return f"{said.seeds}"
-
-
-@value
-def largest_false() -> str:
-    simulated = table("results/benchmarks/false_verdicts.csv")
-    return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
-
-
-POOL = "results/benchmarks/false_verdicts_one_pool.csv"
-for column in ("false", "corrected"):
-    VALUES[f"pool_{column}"] = lambda column=column: f"{100 * table(POOL)[column].max():.0f} %"
 
 
 @value
@@ -446,44 +388,19 @@ def model_families() -> str:
     )
 
 
-VALUES |= {
-    "paths_seeds": lambda: f"{table(PATHS)['seeds'].min()}",
-    "paths_statistics": lambda: f"{len(table(PATHS))}",
-    "paths_alike": lambda: f"{table(PATHS)['holds_zero'].sum()}",
-    "paths_claims": lambda: f"{len(table(PATHS_CLAIMS))}",
-    "paths_claims_alike": lambda: f"{table(PATHS_CLAIMS)['holds_zero'].sum()}",
-    "paths_verdicts": lambda: f"{len(_verdicts_by_path())}",
-    "claims_count": lambda: f"{len(claims.registered())}",
-}
+VALUES["claims_count"] = lambda: f"{len(claims.registered())}"
 
 
-@value
-def paths_claims_seeds() -> str:
-    seeds = table(PATHS_CLAIMS)["seeds"]
-    return f"{seeds.min()} to {seeds.max()}"
-
-
-@value
-def paths_changed() -> str:
-    found = _verdicts_by_path()
-    return f"{(found['verdict_alone'] != found['verdict_at_once']).sum()}"
-
-
-def _work(paper: str, unit: float) -> str:
-    """Format the operations of a paper's grids, to the longest that is allowed, in a unit."""
+def _hours(paper: str) -> str:
+    """Format the hours of a paper's grids on a GPU, to the longest that is allowed."""
     found = table("results/benchmarks/grid_work.csv")
     own = found[found["table"].str.fullmatch(f".*/{paper}-(fig|tab)-(?!1-small).*")]
     # Two digits: passes were counted to within a fifth.
-    low, most = (f"{float(f'{own[way].sum() / unit:.2g}'):,g}" for way in ("pflop", "most"))
-    return low if low == most else f"{low} to {most}"
+    ends = (f"{float(f'{own[way].sum() / PFLOP_PER_HOUR:.2g}'):,g}" for way in ("pflop", "most"))
+    return " to ".join(dict.fromkeys(ends))
 
 
-VALUES |= {
-    **{f"work_{paper}": functools.partial(_work, paper, 1e3) for paper in "tbd"},
-    # At a tenth of 990 TFLOP/s.
-    **{f"hours_{paper}": functools.partial(_work, paper, 99e-3 * 3600) for paper in "tbd"},
-    "gpu_share": lambda: f"{table('results/benchmarks/gpu_shares.csv')['share'].max():.1%}",
-}
+VALUES |= {f"hours_{paper}": functools.partial(_hours, paper) for paper in "tbd"}
 
 
 def _correlation(run: str) -> str:
@@ -512,20 +429,10 @@ def _pruned(race: str) -> pd.Series:
     return -effects.overall_change(table(GRADIENTS), level=0.9, where=where)
 
 
-def _dropped(race: str, path: str = RACES, **network: str) -> pd.Series:
+def _dropped(race: str) -> pd.Series:
     """Compute what a race loses with one ReLU in fifty left, by seed."""
-    where = {
-        "method": "linearize:snl",
-        "stage": "compressed",
-        "level": 0.02,
-        "split": "test",
-        "group": race,
-    }
-    return effects.select(table(path), **where, **network)["drop"]
-
-
-def _verdicts_by_path() -> pd.DataFrame:
-    return table(PATHS_CLAIMS).drop_duplicates(["table", "claim", "reading"])
+    where = {"method": "linearize:snl", "stage": "compressed", "level": 0.02, "split": "test"}
+    return effects.select(table(RACES), **where, group=race)["drop"]
 
 
 def texts() -> dict[str, str]:

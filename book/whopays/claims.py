@@ -40,8 +40,6 @@ from whopays.verdict import DECIDED, MIN_SEEDS, Criterion, Verdict, judge, t_tes
 
 RATE = 0.05
 SHARES = ("accuracy", "drop", "smallest", "rate_true_positive", "rate_false_positive")
-PFLOP_PER_HOUR = 99e-3 * 3600
-"""Operations of a GPU at a tenth of a peak of 990 TFLOP/s."""
 
 PAPERS = {
     "T": "Tran et al., Pruning has a disparate impact on model accuracy",
@@ -431,7 +429,7 @@ def _judge(
         and further columns of the row.
     """
     if claim.statistic is None or not table.is_file():
-        unknown = Verdict("undecided", f"its table has not been recorded{hours_of_grid(table)}")
+        unknown = Verdict("undecided", "its table has not been recorded")
         if claim.not_testable:
             unknown = Verdict("not testable here", claim.not_testable)
         elif claim.statistic is None:
@@ -483,17 +481,6 @@ def _beside(
         "doubled": doubled.name,
         "t_p_value": p_value,
     }
-
-
-def hours_of_grid(table: Path) -> str:
-    """Say how long a GPU takes for a table that ``results/benchmarks/grid_work.csv`` counts."""
-    counts = project() / "results" / "benchmarks" / "grid_work.csv"
-    if not counts.is_file():
-        return ""
-    found = pd.read_csv(counts)
-    own = found[[table.as_posix().endswith(name) for name in found["table"]]]
-    most = max(own["most"].sum() / PFLOP_PER_HOUR, 0.1)
-    return f"; it takes a GPU up to {most:.1f} hours at a tenth of its peak" if len(own) else ""
 
 
 def _tested(

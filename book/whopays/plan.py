@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-import math
-import os
 import re
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fairlib import environment
 from whopays import grids, runs
 
 MASK_EPOCHS = 200
 """Epochs that a mask phase is taken to last where it may last longer: the budget ends it."""
+
+PFLOP_PER_HOUR = 99e-3 * 3600
+"""Operations of a GPU at a tenth of 990 TFLOP/s, its peak in bfloat16."""
+
+WAYS = ("flops", "most")
+"""Operations of a run, to an early and to the last end of its mask phase (:class:`Work`)."""
 
 NO_FILES = ("digits", "synthetic-faces")
 """Names of data sets that need no files."""
@@ -43,7 +45,8 @@ def show(grid: str) -> int:
         pace = f"at the pace of {plan.timed} finished on this machine"
         print(f"hours   {plan.hours:6.2f}  left, {pace}")
     left = [point for point in points if point not in plan.runs["done"]]
-    _show_work(work(left), plan.hours is None)
+    if kinds := work(left):
+        _show_work(kinds)
     found = lacks(left)
     for sentence in found:
         print(f"whopays: {sentence}", file=sys.stderr)
@@ -129,62 +132,15 @@ def _operations(name: str, size: int) -> float:
     return 6.0 * float(costs["macs"].iloc[0])
 
 
-def measured_rate(kind: Work) -> float:
-    """Measure the operations per second of a training step here, the fastest of three."""
-    import torch
-
-    place: dict[str, Any] = {"device": "cuda" if torch.cuda.is_available() else "cpu"}
-    place["memory_format"] = torch.channels_last
-    model, images = _network(kind.network, kind.size), torch.rand(32, 3, kind.size, kind.size)
-    model, images, seconds = model.to(**place), images.to(**place), []
-    for _ in range(3):
-        start = time.perf_counter()
-        model(images).square().sum().backward()
-        # Reading a number waits for the GPU.
-        next(model.parameters()).grad.sum().item()
-        seconds.append(time.perf_counter() - start)
-    return float(len(images) * kind.each / min(seconds))
-
-
-def gpu_shares() -> Any:
-    """Read the operations per second of recorded runs on a GPU, and its peak."""
-    import pandas as pd
-
-    return pd.read_csv(runs.project() / "results" / "benchmarks" / "gpu_shares.csv")
-
-
-def recorded_rate(kind: Work) -> float:
-    """Look up the operations per second of the recorded network whose passes are nearest."""
-    table = gpu_shares()
-    nearest = (table["gflop"] * 1e9 / kind.each).map(math.log).abs().idxmin()
-    return float(table["tflops"][nearest]) * 1e12
-
-
-def goal_rate(kind: Work) -> float:
-    """Return a tenth of a GPU's peak in bfloat16, the goal of the benchmarks."""
-    return float(gpu_shares()["peak"].max()) * 1e11
-
-
-def hours(kinds: Sequence[Work], rate: Callable[[Work], float]) -> tuple[float, float]:
-    """Sum the hours of runs at a rate: with short mask phases, and with all that is allowed."""
-    seconds = [(each.runs / rate(each) / 3600, each) for each in kinds]
-    return sum(t * each.flops for t, each in seconds), sum(t * each.most for t, each in seconds)
-
-
-def _show_work(kinds: Sequence[Work], unknown: bool) -> None:
-    """Print operations and hours of runs; those of this machine if no finished run tells them."""
-    if not kinds:
-        return
-    total = hours(kinds, lambda _: 1e15 / 3600)
-    print(f"work    {_span(*total)} PFLOP left, counted to within a fifth")
+def _show_work(kinds: Sequence[Work]) -> None:
+    """Print the operations of runs, and their hours at a tenth of a GPU's peak."""
+    total, most = (sum(each.runs * getattr(each, way) for each in kinds) / 1e15 for way in WAYS)
+    print(f"work    {_span(total, most)} PFLOP left, counted to within a fifth")
     for each in kinds:
         flops = _span(each.flops / 1e15, each.most / 1e15)
         print(f"  {each.runs:4} x {flops} PFLOP: {each.network} at {each.size} pixels")
-    rates = {"here, at the rate of a step measured now": measured_rate} if unknown else {}
-    rates |= {"on a GPU, as fast as recorded runs if 16 went at once": recorded_rate}
-    rates |= {"on a GPU, at a tenth of its peak": goal_rate}
-    for where, rate in rates.items():
-        print(f"hours   {_span(*hours(kinds, rate))} {where}")
+    hours = _span(total / PFLOP_PER_HOUR, most / PFLOP_PER_HOUR)
+    print(f"hours   {hours} on a GPU, at a tenth of its peak")
 
 
 def _span(low: float, most: float) -> str:
@@ -199,49 +155,33 @@ def data_sets(point: grids.Point) -> set[str]:
 
 
 def lacks(points: Sequence[grids.Point]) -> list[str]:
-    """Say which devices, data sets and memory these runs need that are not there."""
-    found = Counter[str]()
-    asked = Counter[tuple[Any, ...]]()
+    """Say which devices and data sets these runs need that are not there."""
+    found, asked = Counter[str](), Counter[tuple[str, str]]()
     for point in points:
-        values, device = point.values, point.values.get("device", "auto")
-        root = runs.project_root(point.notebook) / values.get("root", "data")
-        drawn = values.get("limit") or values.get("size")
-        found["a GPU that is not there"] += device.startswith("cuda")
-        for name in data_sets(point):
-            image_size, seeds = values.get("image_size"), values.get("seeds")
-            asked[name, str(root), image_size, drawn, seeds, device] += 1
+        root = runs.project_root(point.notebook) / point.values.get("root", "data")
+        found["a GPU that is not there"] += point.values.get("device", "").startswith("cuda")
+        asked.update((name, str(root)) for name in data_sets(point))
     if +found:
         import torch
 
         if torch.cuda.is_available():
             found.clear()
     for data, count in asked.items():
-        found[_lack_of(*data)] += count
-    del found[""]
+        if lack := _lack_of(*data):
+            found[lack] += count
     return [f"{n} run{'s need' if n > 1 else ' needs'} {what}" for what, n in (+found).items()]
 
 
-def _lack_of(name: str, place: str, image_size: Any, drawn: Any, seeds: Any, device: str) -> str:
-    """Describe what is missing: a data set's files, or memory for its images in every worker."""
+def _lack_of(name: str, place: str) -> str:
+    """Say which files of a data set are missing or cannot be read; nothing if none are."""
     import numpy as np
 
     from fairlib import data
 
     try:
         source = data.lookup("data set", name, data.DATASETS)
-        split, seed = (0.7, 0.1, 0.2), data.seed_sequence(0)
-        found = source(data.Request(place, image_size or None, split, seed))
-        workers = 1 if device.startswith("cuda") else min(environment.workers(device), seeds or 1)
-        people = min(len(found.table), drawn or sys.maxsize)
-        needed = workers * people * found.images(np.arange(1)).nbytes / 1e9
+        found = source(data.Request(place, None, (0.7, 0.1, 0.2), data.seed_sequence(0)))
+        found.images(np.arange(1))
     except (OSError, ValueError, IndexError) as error:
         return f"data that are not there: {error}"
-    there = memory() / 1e9
-    if needed <= there:
-        return ""
-    return f"{needed:.1f} GB of memory for images; this machine has {there:.1f}"
-
-
-def memory() -> int:
-    """Return the memory of this machine in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return ""

@@ -560,14 +560,3 @@ def test_a_notebooks_claims_on_its_own_table():
     assert twice.loc["H-tested", "verdict"].startswith(
         "not computable: several rows per seed and group"
     )
-
-
-def test_a_table_that_nobody_recorded_says_how_long_a_gpu_takes_for_it(tmp_path, monkeypatch):
-    (tmp_path / "results" / "benchmarks").mkdir(parents=True)
-    counts = tmp_path / "results" / "benchmarks" / "grid_work.csv"
-    counts.write_text(
-        "table,pflop,most\nresults/a/x.csv,178.2,178.2\nresults/a/x.csv,178.2,534.6\n"
-    )
-    monkeypatch.setattr(claims, "project", lambda: tmp_path)
-    assert "some 1 to 2 hours" in claims.hours_of_grid(tmp_path / "results" / "a" / "x.csv")
-    assert claims.hours_of_grid(tmp_path / "results" / "a" / "y.csv") == ""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -207,31 +206,6 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
         and "hours     0.12  left, at the pace of 2 finished" in out
     )
     assert error == ""
-
-
-@pytest.mark.parametrize(
-    ("device", "memory", "said"),
-    [
-        ("cuda", 7e9, "1 run needs 8.0 GB of memory for images; this machine has 7.0"),
-        ("cuda", 9e9, ""),
-        ("cpu", 23e9, "1 run needs 24.0 GB of memory for images; this machine has 23.0"),
-        ("cpu", 25e9, ""),
-    ],
-)
-def test_a_plan_says_that_a_machine_is_too_small(device, memory, said, grid, capsys, monkeypatch):
-    """Ten million pictures of 800 bytes, on a GPU in one process, on four cores in three, one for
-    each seed."""
-    table, picture = pd.DataFrame(index=range(10_000_000)), np.zeros((1, 100))
-    pictures = data.Collection(table, lambda rows: picture[rows], target=None, group=None)
-    monkeypatch.setitem(data.DATASETS, "mnist", lambda request: pictures)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(environment, "workers", {"cpu": 4}.get)
-    monkeypatch.setattr(plan, "memory", lambda: memory)
-    Path("grid.yml").write_text(
-        Path("grid.yml").read_text().replace("digits}", f"digits, device: {device}, seeds: 3}}", 1)
-    )
-    assert cli.main(["plan", "grid.yml"]) == bool(said)
-    assert capsys.readouterr().err == (f"whopays: {said}\n" if said else "")
 
 
 def test_a_plan_takes_a_picture_that_cannot_be_read_for_data_that_are_not_there(
