@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -37,14 +37,11 @@ STANDING = {
     "section",
     "ul",
     "ol",
-    "dl",
     "table",
     "pre",
     "details",
     "aside",
     "figure",
-    "blockquote",
-    "hr",
 }
 STANDING |= {f"h{depth}" for depth in range(1, 7)}
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
@@ -96,10 +93,6 @@ class Page:
         if bare and (strong or node.name in ("em", "i", "cite")):
             mark = "**" if strong else "*"
             return inner.replace(bare, f"{mark}{bare}{mark}")
-        if node.name in ("sup", "sub"):
-            return f"<{node.name}>{inner}</{node.name}>"
-        if node.name == "br":
-            return "<br>"
         if node.name == "img":
             return self.image(node)
         if node.name == "a" and inner and (target := self.target(node.get("href", ""))):
@@ -109,6 +102,11 @@ class Page:
     def target(self, link: str) -> str:
         """Find where a link leads from outside the book; empty if nowhere, without an address."""
         return urljoin(self.address, link) if self.address or re.match(r"\w+:", link) else ""
+
+    def link(self, found: re.Match[str]) -> str:
+        """Rewrite a link to another page in a Markdown output."""
+        target = self.target(re.sub(r"\.(ipynb|md)(?=#|$)", ".html", found[2]))
+        return f"[{found[1]}]({target})" if target else found[1]
 
     def image(self, node: Tag) -> str:
         """Attach a picture of the book."""
@@ -151,8 +149,6 @@ class Page:
             return ["#" * int(node.name[1]) + " " + self.inline(node).strip()]
         if node.name == "p":
             return [self.inline(node).strip()]
-        if node.name == "hr":
-            return ["---"]
         if node.name == "pre" or any(kind.startswith("highlight") for kind in kinds):
             language = next((kind[10:] for kind in kinds if kind.startswith("highlight-")), "")
             return [f"```{language.replace('default', '')}\n{node.text.strip()}\n```"]
@@ -160,16 +156,9 @@ class Page:
             return ["\n".join(self.items(node))]
         if node.name == "table":
             return [self.table(node)]
-        if node.name == "dl":
-            return [
-                text
-                for child in node.find_all(["dt", "dd"], recursive=False)
-                for text in self.entry(child)
-            ]
         if kinds & QUOTED or node.name == "details":
             return self.framed(node, kinds)
-        blocks = self.blocks(node)
-        return [quoted(blocks)] if node.name == "blockquote" else blocks
+        return self.blocks(node)
 
     def blocks(self, node: Tag) -> list[str]:
         """Write the blocks of a node's children; neighbours within a line make one paragraph."""
@@ -197,9 +186,6 @@ class Page:
         ]
         first, *rest = ["| " + " | ".join(row) + " |" for row in rows]
         return "\n".join([first, "| " + " | ".join("---" for _ in rows[0]) + " |", *rest])
-
-    def entry(self, node: Tag) -> list[str]:
-        return [f"**{self.inline(node).strip()}**"] if node.name == "dt" else self.blocks(node)
 
     def framed(self, node: Tag, kinds: set[str]) -> list[str]:
         """Write a box with a title: theorems and exercises quoted, folded boxes folded."""
@@ -287,11 +273,8 @@ def converted(page: Page, notebook: NotebookNode, wheel: str = "") -> NotebookNo
         cells += [page.words("\n\n".join(own))] if is_text else own
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
-    known = {
-        name: notebook.metadata[name]
-        for name in ("kernelspec", "language_info")
-        if name in notebook.metadata
-    }
+    kept = {"kernelspec", "language_info"}
+    known = {name: value for name, value in notebook.metadata.items() if name in kept}
     made = nbformat.v4.new_notebook(metadata=known, cells=cells)
     nbformat.validate(made)
     return made
@@ -318,21 +301,11 @@ def runnable(cell: NotebookNode, page: Page, wheel: str) -> NotebookNode:
                 data.pop(other, None)
         if "text/markdown" in data:
             data["text/markdown"] = re.sub(
-                r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", page_link(page), data["text/markdown"]
+                r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", page.link, data["text/markdown"]
             )
     return nbformat.v4.new_code_cell(
         source, metadata=metadata, outputs=outputs, execution_count=cell.execution_count
     )
-
-
-def page_link(page: Page) -> Callable[[re.Match[str]], str]:
-    """Return the function that rewrites a link to another page in a Markdown output."""
-
-    def link(found: re.Match[str]) -> str:
-        target = page.target(re.sub(r"\.(ipynb|md)(?=#|$)", ".html", found[2]))
-        return f"[{found[1]}]({target})" if target else found[1]
-
-    return link
 
 
 def convert(html: Path, source: Path, plain: Path, config: dict) -> int:

@@ -24,11 +24,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fairlib.environment import cpu, written
+from fairlib.environment import written
 from whopays import runs
 from whopays.runs import OWN_TABLES, RECORDS, Given, ParameterError, RunError, read_yaml
 
@@ -150,51 +149,26 @@ def unfit(points: Iterable[Point]) -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Progress of the runs of a grid.
+def plan(grid: str | Path) -> dict[str, list[Point]]:
+    """Tell how far the runs of a grid are.
 
-    Attributes:
-        runs: By state the runs: ``done``; ``stale``, finished with other contents; ``failed``;
-            ``missing``.
-        timed: Number of finished runs, stale ones too, that this machine executed.
-        hours: Hours until all runs are done, at the pace of these; None where there are none.
-    """
-
-    runs: Mapping[str, list[Point]]
-    timed: int
-    hours: float | None
-
-
-def plan(grid: str | Path) -> Plan:
-    """Tell how far the runs of a grid are, and how long the rest takes on this machine.
-
-    The pace is the number of runs that it has finished, divided by the time in which at least one
-    of them was running.
+    Returns:
+        By state the runs: ``done``; ``stale``, finished with other contents; ``failed``;
+        ``missing``.
 
     Raises:
         ParameterError: As :func:`expand` does.
     """
-    points, here = expand(grid), (cpu(), os.cpu_count())
-    why, spans = unfit(points), []
+    points = expand(grid)
+    why = unfit(points)
     found: dict[str, list[Point]] = {"done": [], "stale": [], "failed": [], "missing": []}
     for point in points:
+        state = "stale" if point.id in why else "done"
         if why.get(point.id) == UNFINISHED:
             has_failed = (point.out.parent / "failed" / f"{point.id}.ipynb").exists()
-            found["failed" if has_failed else "missing"].append(point)
-            continue
-        found["stale" if point.id in why else "done"].append(point)
-        run = runs.read_run(point.out) or {}
-        if (run.get("cpu"), run.get("cores")) == here:
-            spans.append((datetime.fromisoformat(run["started"]).timestamp(), run["seconds"]))
-    # The time in which at least one run was going on: several go on at once, and there are nights
-    # between sweeps, so that neither the sum of the seconds nor the last end minus the first start
-    # would do.
-    busy = until = 0.0
-    for start, seconds in sorted(spans):
-        busy += max(start + seconds - max(start, until), 0)
-        until = max(until, start + seconds)
-    return Plan(found, len(spans), busy / len(spans) * len(why) / 3600 if spans else None)
+            state = "failed" if has_failed else "missing"
+        found[state].append(point)
+    return found
 
 
 def refusal(grid: str | Path, found: Mapping[str, str]) -> str:

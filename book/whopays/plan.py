@@ -1,4 +1,4 @@
-"""The command ``whopays plan``: progress of a grid, time for the rest, and what it lacks."""
+"""The command ``whopays plan``: progress of a grid, work that is left, and what it lacks."""
 
 from __future__ import annotations
 
@@ -25,26 +25,18 @@ NO_FILES = ("digits", "synthetic-faces")
 
 
 def show(grid: str) -> int:
-    """Print how far a grid is, how long the rest takes, and what it lacks; return 1 if it lacks."""
-    plan, sweep = grids.plan(grid), f"'make sweep GRID={grid}"
-    points = [point for own in plan.runs.values() for point in own]
+    """Print how far a grid is, how much work is left, and what it lacks; return 1 if it lacks."""
+    progress = grids.plan(grid)
+    points = [point for own in progress.values() for point in own]
     remarks = {
         "stale": "finished with other code, contents or settings; "
-        f"{sweep} FORCE=1' runs them again",
+        f"'make sweep GRID={grid} FORCE=1' runs them again",
         "failed": f"their notebooks, with the error: {points[0].out.parent}/failed",
     }
     print(f"runs    {len(points):6}")
-    for name, own in plan.runs.items():
+    for name, own in progress.items():
         print(f"{name:8}{len(own):6}" + (f"  {remarks[name]}" if own and name in remarks else ""))
-    if plan.hours is None:
-        print(
-            "hours        ?  no run has finished on this machine: "
-            f"start {sweep}', and ask again after the first"
-        )
-    else:
-        pace = f"at the pace of {plan.timed} finished on this machine"
-        print(f"hours   {plan.hours:6.2f}  left, {pace}")
-    left = [point for point in points if point not in plan.runs["done"]]
+    left = [point for point in points if point not in progress["done"]]
     if kinds := work(left):
         _show_work(kinds)
     found = lacks(left)

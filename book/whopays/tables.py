@@ -109,32 +109,17 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """Read a table of ``results/``; if it is missing, print one sentence that says why.
-
-    Where the project's files are missing (the wheel has them), the sentence says so, not that there
-    is no such table.
+    """Read a table of ``results/``; if it is missing, print one sentence that says so.
 
     Args:
         path: Path of the CSV file from the root of the project. On a page it has to be a literal,
             since the files that a page depends on are found by these texts.
     """
-    root = project()
-    if (root / path).is_file():
-        return Recorded(
-            root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})
-        )
-    if (root / "book" / "claims.yml").is_file():
-        grids = (root / "params").rglob("*.yml")
-        if any(f"table: {path}\n" in grid.read_text(encoding="utf-8") for grid in grids):
-            print(f"The runs of {path} are registered, and not recorded yet.")
-        else:
-            print(f"There is no recorded table {path} yet.")
-    else:
-        print(
-            f"The table {path} is one of the project's files, which are not here: run this page "
-            "in its repository."
-        )
-    return Recorded(root / path, None)
+    found = project() / path
+    if not found.is_file():
+        print(f"There is no recorded table {path} here.")
+        return Recorded(found, None)
+    return Recorded(found, pd.read_csv(found, dtype={"group": str, "upsampled_group": str}))
 
 
 def means(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(
 ):
     monkeypatch.chdir(project)
     assert cli.main(["ledger"]) == 2
-    assert "ask for PAGE, --csv PATH or --notebooks DIR" in capsys.readouterr().err
+    assert "ask for PAGE or --csv PATH" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.setattr(environment, "LIBRARY", project / "site-packages" / "fairlib")
     assert cli.main(["ledger", "ledger.md"]) == 1
@@ -184,10 +183,7 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
         "failed       0",
         "missing      2",
     ]
-    assert (
-        out.splitlines()[:5] == counts
-        and "'make sweep GRID=grid.yml', and ask again after the first" in out
-    )
+    assert out.splitlines() == counts
     gpu, data = error.splitlines()
     assert gpu == "whopays: 2 runs need a GPU that is not there"
     assert (
@@ -195,16 +191,12 @@ def test_a_plan_counts_runs_and_says_what_they_need_that_is_not_there(grid, caps
         and "by hand" in data
     )
 
-    here = {"cpu": environment.cpu(), "cores": os.cpu_count()}
-    finish(grid[0], pd.DataFrame({"value": [1]}), contents={}, **here)
-    finish(grid[1], pd.DataFrame({"value": [1]}), seconds=900, **here)
+    finish(grid[0], pd.DataFrame({"value": [1]}), contents={})
+    finish(grid[1], pd.DataFrame({"value": [1]}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert cli.main(["plan", "grid.yml"]) == 0
     out, error = capsys.readouterr()
-    assert (
-        "stale        1  finished with other code" in out
-        and "hours     0.12  left, at the pace of 2 finished" in out
-    )
+    assert "stale        1  finished with other code" in out
     assert error == ""
 
 

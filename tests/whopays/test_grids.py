@@ -194,34 +194,13 @@ class TestGrid:
         for point in (failed, done):  # What has finished since counts as finished.
             (point.out.parent / "failed").mkdir(exist_ok=True)
             (point.out.parent / "failed" / f"{point.id}.ipynb").touch()
-        plan = grids.plan(grid)
-        assert plan.runs == {
+        assert grids.plan(grid) == {
             "done": [done],
             "stale": [stale],
             "failed": [failed],
             "missing": [damaged, missing],
         }
-        assert (plan.timed, plan.hours) == (0, None)  # They ran on another machine.
         assert "records.parquet is not what the run wrote" in capsys.readouterr().err
-
-    def test_a_plan_expects_the_pace_of_the_finished_runs_of_this_machine(self, grid):
-        points = grids.expand(grid)
-        here = {"cpu": environment.cpu(), "cores": os.cpu_count()}
-        times = [
-            ("10:00", 3600, here),
-            ("10:30", 3600, here),
-            ("14:00", 1800, here),
-            ("10:00", 9999, {"cpu": "else"}),
-        ]
-        for point, (start, seconds, machine) in zip(points, times, strict=False):
-            began = f"2026-01-01T{start}:00+00:00"
-            finish(point, pd.DataFrame({"value": [1]}), started=began, seconds=seconds, **machine)
-        plan = grids.plan(grid)
-        assert plan.timed == 3 and plan.hours == pytest.approx(
-            2 / 3
-        )  # Two hours with a run in them, for three runs.
-        finish(points[4], pd.DataFrame({"value": [1]}))
-        assert grids.plan(grid).hours == 0
 
     def test_the_library_is_read_once_for_all_runs(self, grid, monkeypatch):
         calls = []

@@ -95,7 +95,7 @@ def hard_mask(scores, k):
         ("gradient_norm", norm_of_batches, "the mean of the norms of batches"),
         ("gradient_norm", lambda model, x, y: torch.tensor(float("nan")), "NaN or infinite"),
         ("drop", lambda net, prune, tune, accuracy: accuracy(net) - accuracy(tune(prune(net))), "before its finetuning"),
-        ("drop", lambda net, prune, tune, accuracy: accuracy(tune(prune(net))) - accuracy(tune(net)), "it is -1 times"),
+        ("drop", lambda net, prune, tune, accuracy: accuracy(tune(prune(net))) - accuracy(tune(net)), "a number is"),
         ("margin", lambda logits: logits.softmax(1).amax(1), "a number is"),
         ("top_k", scores_in_place, "that you get is changed"),
         ("top_k", hard_mask, "no gradient leads from the answer to its input"),

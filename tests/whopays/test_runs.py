@@ -164,7 +164,7 @@ class TestRecord:
         self, tmp_path, monkeypatch, table, error
     ):
         monkeypatch.setenv("FAIRLIB_RUN", str(tmp_path))
-        with pytest.raises(error, match="table"):
+        with pytest.raises(error, match=r"table|Duplicate"):
             runs.record(table)
         assert not list(tmp_path.iterdir())
 

@@ -71,8 +71,6 @@ def test_t_power_is_how_often_the_interval_clears_the_threshold(seeds, effect, l
 def test_t_power_without_an_effect_is_one_tail():
     assert t_power(7, 0.0) == pytest.approx(0.025)
     assert t_power(2, 1e12) == 1
-    with pytest.raises(ValueError, match="seeds must"):
-        t_power(1, 0.5)
 
 
 def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
@@ -87,7 +85,6 @@ def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: seeds_needed([1.0], power=80), "power must lie .* got 80"),
         (lambda: sign_flip_test([1.0], alternative="up"), "known: two-sided, greater, less"),
         (lambda: benjamini_hochberg([1.2]), "between 0 and 1"),
     ],

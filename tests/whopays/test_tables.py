@@ -104,16 +104,6 @@ def test_it_draws_and_shows_what_functions_make_of_it(repository, capsys):
     assert "mean accuracy 0.6" in capsys.readouterr().out
 
 
-def test_a_table_whose_runs_are_registered_is_not_recorded_yet(repository, capsys):
-    path = "results/part/page-celeba.csv"
-    (repository / "params" / "study").mkdir(parents=True)
-    (repository / "params" / "study" / "page.yml").write_text(f"table: {path}\nruns: []\n")
-    assert not tables.recorded(path)
-    assert capsys.readouterr().out == (
-        f"The runs of {path} are registered, and not recorded yet.\n"
-    )
-
-
 def test_some_of_its_rows_have_the_same_origin(repository):
     part = tables.recorded(PATH).select(seed=1)
     assert part.table["group"].tolist() == ["7"]
@@ -124,20 +114,11 @@ def test_where_none_is_recorded_one_sentence_says_so_and_nothing_is_drawn(reposi
     missing = tables.recorded("results/part/page-celeba.csv")
     assert not missing and missing.table is None and str(missing) == ""
     assert (
-        capsys.readouterr().out == "There is no recorded table results/part/page-celeba.csv yet.\n"
+        capsys.readouterr().out == "There is no recorded table results/part/page-celeba.csv here.\n"
     )
     missing.draw(figure_of)
     missing.select(seed=1).show(figure_of)
     assert not plt.get_fignums() and not capsys.readouterr().out
-
-
-def test_without_the_project_nobody_says_that_there_is_none(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "fairlib")
-    assert not tables.recorded(PATH)
-    said = capsys.readouterr().out
-    assert "one of the project's files, which are not here" in said and PATH in said
-    assert "no recorded" not in said
 
 
 def test_outside_the_project_the_tables_are_those_that_came_with_the_library(
@@ -156,11 +137,12 @@ def test_outside_the_project_the_tables_are_those_that_came_with_the_library(
     assert found.table["group"].tolist() == ["3", "7"] and str(found) == here
     assert not tables.recorded("results/part/page-celeba.csv")
     assert (
-        capsys.readouterr().out == "There is no recorded table results/part/page-celeba.csv yet.\n"
+        capsys.readouterr().out == "There is no recorded table results/part/page-celeba.csv here.\n"
     )
 
 
-def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeypatch, capsys):
+def test_verdicts_are_those_of_the_project(repository, monkeypatch):
+    monkeypatch.setattr(claims, "registered", claims.registered.__wrapped__)
     table, page = pd.DataFrame({"seed": range(10), "value": 0.5}), "notebooks/part/page.ipynb"
     entry = """
 - {id: H-x, source: a, kind: trend, statement: b, direction: greater, threshold: 0.0, margin: 0.1,
@@ -172,13 +154,6 @@ def test_verdicts_are_those_of_the_project_or_none(repository, tmp_path, monkeyp
         claims.verdicts(table, page), claims.on_table(loaded, table, page)
     )
     assert claims.verdicts(table, page).loc["H-x", "verdict"] == "supported"
-    assert not capsys.readouterr().out
-    (tmp_path / "elsewhere").mkdir()
-    (repository / "book" / "claims.yml").unlink()
-    monkeypatch.setattr(environment, "LIBRARY", tmp_path / "elsewhere")
-    empty = claims.verdicts(table, page).round(3)
-    assert empty.empty and list(empty) == ["verdict", "estimate", "low", "high", "seeds", "decides"]
-    assert "one of the project's files, which are not here" in capsys.readouterr().out
 
 
 # Tables of texts

@@ -1,4 +1,4 @@
-"""Counts of claims and verdicts: by paper, by kind of evidence, by page."""
+"""Counts of claims and verdicts: by paper and kind of evidence, and under stricter rules."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,25 +72,6 @@ def papers_table(rows: pd.DataFrame) -> list[str]:
         if len(own) or not name.startswith("as repaired")
     ]
     return pipe_table(["counted", *map("[{}]".format, papers), "all"], counts)
-
-
-def pages_table(claims: Sequence[Claim], rows: pd.DataFrame) -> list[str]:
-    """Count the claims of each page by verdict, as a MyST table.
-
-    A claim counts as printed and again as repaired.
-
-    Args:
-        claims: Claims of the claims file.
-        rows: Verdicts with a column ``counts`` (:func:`counted`).
-    """
-    cells = []
-    for notebook, ids in by_page(claims).items():
-        own = rows[rows["counts"] & rows["claim"].isin(ids)]
-        # A claim with two tables of one verdict has that verdict once.
-        found = own.drop_duplicates(["claim", "reading", "told"])["told"].value_counts()
-        verdicts = ", ".join(f"{found[name]} {name}" for name in TOLD if name in found)
-        cells.append([f"[](../{notebook})" if notebook else "no page", _count(own), verdicts])
-    return pipe_table(["page", "claims", "verdicts"], cells, "--- --: ---")
 
 
 def stricter_table(rows: pd.DataFrame) -> list[str]:

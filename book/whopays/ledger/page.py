@@ -10,7 +10,7 @@ import pandas as pd
 from whopays.claims import EVIDENCE, PAPERS, RATE, Claim
 from whopays.effects import FLOOR
 from whopays.ledger import history as changed
-from whopays.ledger.counting import counted, pages_table, papers_table, stricter_table
+from whopays.ledger.counting import counted, papers_table, stricter_table
 from whopays.ledger.figure import CLIP, figure
 from whopays.ledger.text import details, percent, rendered, slug
 from whopays.prose import escape
@@ -51,9 +51,7 @@ def page(claims: Sequence[Claim], results: pd.DataFrame, history: changed.Histor
         blocks=blocks,
         papers=papers_table(rows),
         real=rows[judged & rows["evidence"].isin(EVIDENCE[2:])],
-        pages=pages_table(claims, rows),
         stricter=stricter_table(rows),
-        shared=_shared_tests(claims, results),
         asked=_with_floors(claims),
         low=results[results["verdict"] == "undecided (floor)"],
         families=sorted(tested.groupby("family")["test"].nunique().items()),
@@ -116,21 +114,6 @@ def _verdict(row: Any) -> str:
     beside = "" if row.verdict == "not testable here" else f" {html(details(row))}"
     beside += row.written and f"; {row.written}"
     return f'<li {data}>{other}<b class="{slug(row.verdict)}">{html(row.verdict)}</b>{beside}</li>'
-
-
-def _shared_tests(claims: Sequence[Claim], results: pd.DataFrame) -> list[pd.DataFrame]:
-    """List the rows of each test behind several statements."""
-    statements = {
-        (claim.id, name): read.statement
-        for claim in claims
-        for name, read in claim.readings.items()
-    }
-    tests = [own for _, own in results[results["seeds"] > 0].groupby("test", sort=False)]
-    return [
-        own
-        for own in tests
-        if len({statements[pair] for pair in zip(own["claim"], own["reading"], strict=True)}) > 1
-    ]
 
 
 def _with_floors(claims: Sequence[Claim]) -> set[str]:
