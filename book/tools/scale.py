@@ -124,14 +124,12 @@ def figure(found: pd.DataFrame) -> Figure:
         yscale="symlog",
         xlim=(-1.2 * CLIP, 1.2 * CLIP),
         ylim=(-1.2 * CLIP, 1.2 * CLIP),
+        xlabel="effect in the embedded study, in margins",
+        ylabel="effect on real images, in margins",
     )
     for one in (axis.xaxis, axis.yaxis):
         one.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         one.set_ticks([], minor=True)
-    axis.set(
-        xlabel="effect in the embedded study, in margins",
-        ylabel="effect on real images, in margins",
-    )
     drawn.legend(
         loc="outside upper left", frameon=False, ncols=3, handletextpad=0.2, columnspacing=1.0
     )

@@ -17,7 +17,7 @@ MASK_EPOCHS = 200
 PFLOP_PER_HOUR = 99e-3 * 3600
 """Operations of a GPU at a tenth of 990 TFLOP/s, its peak in bfloat16."""
 
-WAYS = ("flops", "most")
+BOUNDS = ("flops", "most")
 """Operations of a run, to an early and to the last end of its mask phase (:class:`Work`)."""
 
 NO_FILES = ("digits", "synthetic-faces")
@@ -126,7 +126,7 @@ def _operations(name: str, size: int) -> float:
 
 def _show_work(kinds: Sequence[Work]) -> None:
     """Print the operations of runs, and their hours at a tenth of a GPU's peak."""
-    total, most = (sum(each.runs * getattr(each, way) for each in kinds) / 1e15 for way in WAYS)
+    total, most = (sum(each.runs * getattr(each, way) for each in kinds) / 1e15 for way in BOUNDS)
     print(f"work    {_span(total, most)} PFLOP left, counted to within a fifth")
     for each in kinds:
         flops = _span(each.flops / 1e15, each.most / 1e15)

@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib.data import GroupedDataset, Splits
 from whopays import effects, plots
 from whopays.runs import project
 from whopays.seeds import estimate, sign_flip_test
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fairlib.data import Splits
 
 EMBEDDED = ("digits", "synthetic-faces", "parabola")
 """Names of data sets that come with the package or are drawn; a study of any other one is a
@@ -311,16 +312,16 @@ def correlations(
     return means(rows, names=names, digits=2)
 
 
-def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
+def sizes(data: Mapping[str, Splits]) -> pd.DataFrame:
     """List the training images of the groups, the largest first, for several data sets.
 
     Args:
-        data: By name the splits of :func:`fairlib.load`, or one part of them.
+        data: By name the splits of :func:`fairlib.load`.
     """
-    rows: dict[str, Any] = {}
-    for name, part in data.items():
-        found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
-        rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
+    rows: dict[Any, Any] = {
+        name: dict(enumerate(sorted(splits.train.group_sizes, reverse=True), 1))
+        for name, splits in data.items()
+    }
     return means(rows, names="training images").rename_axis(columns="rank by size")
 
 

@@ -78,7 +78,8 @@ def verify(table: str | Path, *, seeds: int = 1, avx2: bool = False) -> bool:
             _run(point)
     here = runs.read_run(points[0].out) or {}
     print(f"recorded with {', '.join(_environment(recorded))}")
-    print(f"here {', '.join(_environment(here))}, at commit {_commit(here)}")
+    other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
+    print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
     found = compare_tables(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
     changed = verdicts[verdicts["recorded"] != verdicts["again"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,7 +122,7 @@ def test_a_table_agrees_with_a_run_of_its_notebook(project, capsys):
     assert "accuracy: 8 of 8 agree\n" in said and said.endswith(
         "toy-study.csv agrees (relative tolerance 1e-05)\n"
     )
-    assert "recorded with device cpu, cpu c, torch 2" in said and "\nhere device cpu" in said
+    assert "recorded with device cpu, cpu c, torch 2" in said and "\nhere cpu " in said
     folders = list(project.glob("_build/verify/toy-study/*/run.json"))
     assert len(folders) == 2
     times = [folder.stat().st_mtime_ns for folder in folders]
@@ -174,6 +175,18 @@ def test_faster_paths_are_chosen_if_they_were_for_all_runs_of_the_table(rerun, d
     beside.write_text(json.dumps(recorded | described))
     verify.verify(table)
     assert rerun.variables["FAIRLIB_AUTO"] == variable
+
+
+@pytest.mark.parametrize("then", ["AVX2", ["AVX2", "AVX512"], "AVX512"])
+def test_vector_instructions_are_mentioned_where_they_differ(rerun, capsys, then):
+    table = record()
+    described = json.loads(table.with_suffix(".json").read_text()) | {"cpu_capability": then}
+    table.with_suffix(".json").write_text(json.dumps(described))
+    rerun.description = {"cpu_capability": "AVX512"}
+    assert verify.verify(table)
+    recorded, here = re.findall(r"^(?:recorded with|here) .*", capsys.readouterr().out, re.M)
+    assert f"cpu_capability {then}" in recorded
+    assert ("cpu_capability AVX512" in here) == (then != "AVX512")
 
 
 def test_a_changed_number_is_named_with_its_size_and_place(rerun, capsys):
