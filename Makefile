@@ -44,7 +44,7 @@ help:
 	@echo "              run a grid, go on where it stopped, gather its table into results/; FORCE=1 runs again what is"
 	@echo "              finished with other contents; on SLURM, with snakemake-executor-plugin-slurm installed, add"
 	@echo "              SNAKEMAKE='--executor slurm --jobs 50 --slurm-status-command squeue'"
-	@echo "make verify TABLE=results/pruning/matthew-effect-study.csv [SEEDS=1] [TOLERANCE=1e-5] [AVX2=1]"
+	@echo "make verify TABLE=results/pruning/matthew-effect-study.csv [SEEDS=1] [AVX2=1]"
 	@echo "              run the first seeds of a recorded table again and compare; AVX2=1 rounds as a CPU without AVX-512"
 	@echo "make gpu-kit [GRIDS='params/study/pruning/matthew-effect-utkface.yml ...'] [DATA=data] [TARGET=3.12]"
 	@echo "              pack grids (params/gpu-list.txt by default), data and packages for a GPU machine with Python TARGET"
@@ -126,7 +126,7 @@ sweep: $(STAMP)
 
 verify: $(STAMP)
 	@test -n "$(TABLE)" || { echo "make verify needs a table: make verify TABLE=results/pruning/matthew-effect-study.csv" >&2; exit 2; }
-	@$(call locked,verify,whopays verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(TOLERANCE),--tolerance $(TOLERANCE)) $(if $(AVX2),--avx2))
+	@$(call locked,verify,whopays verify "$(TABLE)" --seeds $(or $(SEEDS),1) $(if $(AVX2),--avx2))
 
 gpu-kit: $(STAMP)
 	@python book/tools/gpu_kit.py $(or $(GRIDS),params/gpu-list.txt) \

@@ -9,16 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import values
 from jinja2 import Environment
 from markupsafe import Markup
 
 from fairlib.statistics import t_interval
-from whopays import effects
-
-RANKS = ("largest", "2nd", "3rd", *(f"{place}th" for place in range(4, 10)), "smallest")
-"""Names of ten classes by size, where every seed draws anew which digit is rare."""
+from whopays import effects, plots
 
 CHOICES = {entry["title"]: entry for entry in values.SHOWN["choices"]}
 """Table, rows and unit of a choice, by its title."""
@@ -45,18 +41,14 @@ def choice(title: str) -> dict[str, Any]:
     test = effects.select(table, split="test", stage=["control", "compressed"])
     # Levels mean different things for different ways; the share kept is the common axis.
     kept = test.groupby("level")["kept"].mean().sort_values(ascending=False)
-    # Where every seed draws the sizes anew, the largest group is another one in each, and a group
-    # is shown by its rank instead of its name.
-    largest = test.loc[test.groupby("seed")["train_size"].idxmax(), "group"]
-    named = largest.nunique() == 1
-    by_level = [_by_size(test[test["level"] == level], names=named) for level in kept.index]
+    by_level = [plots.split_by_size(test[test["level"] == level]) for level in kept.index]
     groups = []
-    for place, (label, size) in enumerate(by_level[0].columns[::-1], start=1):
-        found = [t_interval(100 * own[label, size]) for own in by_level]
+    for label, own in by_level[0].items():
+        found = [t_interval(100 * level[label]["accuracy"]) for level in by_level]
         groups.append(
             {
-                "name": label or RANKS[place - 1],
-                "size": round(size),
+                "name": own["group"].iloc[0],
+                "size": round(own["train_size"].mean()),
                 "accuracy": [round(float(one.estimate), 1) for one in found],
                 "half": [round(float(one.high - one.estimate), 1) for one in found],
             }
@@ -68,20 +60,6 @@ def choice(title: str) -> dict[str, Any]:
         "seeds": int(test["seed"].nunique()),
         "groups": groups,
     }
-
-
-def _by_size(rows: pd.DataFrame, *, names: bool) -> pd.DataFrame:
-    """Sort accuracies by seed (rows) and group: columns (name, mean size), the smallest first.
-
-    Where every seed draws the sizes anew, a group is the one of that rank in each seed and has no
-    name.
-    """
-    if not names:
-        ranked = effects.groups_by_size(rows, column="accuracy")
-        return ranked.set_axis(pd.MultiIndex.from_tuples([("", size) for size in ranked]), axis=1)
-    sizes = rows.groupby("group")["train_size"].mean().sort_values(kind="stable")
-    found = rows.pivot(index="seed", columns="group", values="accuracy")[list(sizes.index)]
-    return found.set_axis(pd.MultiIndex.from_tuples(list(sizes.items())), axis=1)
 
 
 def html() -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import explore
 import matplotlib
@@ -40,64 +40,33 @@ LEGEND: Rows = {
 }
 
 
-Source = tuple[str, Rows]
-"""Path of a table below ``results``, without the suffix, and the rows taken."""
-
-
-class Panel(NamedTuple):
-    """Panel of the figure of all runs.
-
-    Attributes:
-        data: The data and their groups.
-        line: Table of the lines.
-        dots: Tables of the dots.
-    """
-
-    data: str
-    line: Source
-    dots: list[Source]
-
-
-def source(entry: dict[str, Any]) -> Source:
-    return entry["table"], entry.get("rows", {})
-
-
-def panels(name: str) -> list[Panel]:
-    """Read the panels of one kind of compression."""
-    return [
-        Panel(entry["data"], source(entry["line"]), [*map(source, entry.get("dots", []))])
-        for entry in values.SHOWN[name]
-    ]
-
-
 COVER: dict[str, Rows] = values.SHOWN["cover"]
 WAYS, ONE_BUDGET = values.SHOWN["ways"], values.SHOWN["one_budget"]
-RESNET18 = {way: source(entry) for way, entry in values.SHOWN["resnet18"].items()}
-PRUNED, LINEARIZED = panels("pruned"), panels("linearized")
+RESNET18, PRUNED, LINEARIZED = (values.SHOWN[name] for name in ("resnet18", "pruned", "linearized"))
 TWO_GROUPS = ("celeba", "synthetic-faces", "parabola")
 """Data sets that are left out: of two groups, the smaller is at the floor; and the toy boundary."""
 
 
-def changes(name: str, where: Rows) -> Iterator[dict[str, pd.DataFrame]]:
+def changes(table: str, rows: Rows = effects.ALL) -> Iterator[dict[str, pd.DataFrame]]:
     """Compute the change of accuracy for each compressor and network of a table, in points.
 
     Args:
-        name: Path of the table below ``results``, without the suffix.
-        where: Values of columns that select the rows.
+        table: Path of the table below ``results``, without the suffix.
+        rows: Values of columns that select the rows.
 
     Returns:
         For each compressor and network, by third of the groups (`BOTH`), a table with seeds in rows
         and the shares kept in columns, the most kept first.
     """
-    table = effects.select(values.table(f"results/{name}.csv"), **where)
-    for _, own in table.groupby([column for column in CELLS if column in table]):
+    found = effects.select(values.table(f"results/{table}.csv"), **rows)
+    for _, own in found.groupby([column for column in CELLS if column in found]):
         # Levels mean different things for different compressors; the share kept is the common axis.
         kept = own[own["stage"] == "compressed"].groupby("level")["kept"].mean()
-        found = {}
+        thirds = {}
         for third in BOTH:
             change = 100 * effects.by_level(own, of="accuracy_change", groups=third)
-            found[third] = change.rename(columns=kept).sort_index(axis=1, ascending=False)
-        yield found
+            thirds[third] = change.rename(columns=kept).sort_index(axis=1, ascending=False)
+        yield thirds
 
 
 GROUPS = {"large": plots.PALETTE[0], "all": "#555555", "small": plots.PALETTE[1]}
@@ -153,14 +122,14 @@ def ways() -> dict[str, dict[str, pd.DataFrame]]:
     What is also stored in fewer bits has a panel of its own, beside that of the ways alone.
     """
     sources = {
-        title: {way: (name, {"arm": look["arm"]}) for way, look in WAYS.items()}
+        title: {way: {"table": name, "rows": {"arm": look["arm"]}} for way, look in WAYS.items()}
         for title, name in ONE_BUDGET.items()
     }
     sources["faces, ResNet-18"] = RESNET18
     found: dict[str, dict[str, pd.DataFrame]] = {}
     for title, own in sources.items():
         for way, source in own.items():
-            (thirds,) = changes(*source)
+            (thirds,) = changes(**source)
             panel = f"{title}, {'two ways' if ',' in way else 'one way'}"
             found.setdefault(panel, {})[way] = thirds["smallest"]
     return found
@@ -196,14 +165,14 @@ def one_axis(width: float, height: float, columns: int) -> Figure:
     return drawn
 
 
-def draw(axis: Axes, panel: Panel) -> None:
+def draw(axis: Axes, panel: Rows) -> None:
     """Draw a panel: lines with intervals from the control on, and dots for other compressors."""
-    for source in panel.dots:
-        for other in changes(*source):
+    for source in panel.get("dots", []):
+        for other in changes(**source):
             for third in BOTH:
                 look = {"color": COLOURS[third], "markersize": 3.2, "alpha": 0.6, "mew": 0}
                 axis.plot(list(other[third]), other[third].mean(), "o", **look)
-    (own,) = changes(*panel.line)
+    (own,) = changes(**panel["line"])
     for third in BOTH:
         # The control, of which everything is kept, has changed by nothing.
         own[third].insert(0, 1.0, 0.0)
@@ -222,7 +191,7 @@ def figure(width: float, height: float) -> Figure:
         draw(axis, panel)
         _label(axis, panel)
         title = "Pruning" if panel in PRUNED else "Fewer ReLUs"
-        axis.set_title(f"{title}\n{panel.data}", loc="left")
+        axis.set_title(f"{title}\n{panel['data']}", loc="left")
     for third in BOTH:
         label = f"{third} third of groups"
         axes[0].plot([], [], color=COLOURS[third], linewidth=1.8, label=label)
@@ -240,7 +209,7 @@ def _kept(axis: Axes, limits: tuple[float, float], ticks: list[float]) -> None:
     axis.axhline(0, color="#555555", linewidth=0.8)
 
 
-def _label(axis: Axes, panel: Panel) -> None:
+def _label(axis: Axes, panel: Rows) -> None:
     """Write limits and ticks of a panel."""
     pruned = panel in PRUNED
     ticks = [1, 0.3, 0.1, 0.03, 0.01]
@@ -261,20 +230,11 @@ def _seeds(names: Iterable[str]) -> str:
 
 values.VALUES |= {
     "front_seeds": lambda: _seeds(look["table"] for look in COVER.values()),
-    "ways_seeds": lambda: _seeds([*ONE_BUDGET.values(), *(name for name, _ in RESNET18.values())]),
-    "runs_seeds": lambda: _seeds(panel.line[0] for panel in PRUNED + LINEARIZED),
+    "ways_seeds": lambda: _seeds(
+        [*ONE_BUDGET.values(), *(entry["table"] for entry in RESNET18.values())]
+    ),
+    "runs_seeds": lambda: _seeds(panel["line"]["table"] for panel in PRUNED + LINEARIZED),
 }
-
-
-@values.value
-def runs_floor() -> str:
-    """Name the groups that have nothing to lose in some of the tables."""
-    found = set()
-    for panel in PRUNED + LINEARIZED:
-        for name, where in (panel.line, *panel.dots):
-            table = effects.select(values.table(f"results/{name}.csv"), **where)
-            found.update(f"*{group}*" for group in effects.at_floor(table))
-    return values.listed(sorted(found))
 
 
 FIGURES: dict[str, Any] = {

@@ -48,14 +48,6 @@ NEEDLESS = ("debugpy", "jedi")
 
 # Wheels name the oldest Linux that they run on; pip takes the names one by one.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
-PARTS = {
-    "project": "project.tar.gz",
-    "wheels": "wheels/*",
-    "data": "data.tar.gz",
-    "finished runs": "runs.tar.gz",
-}
-"""Files of a kit, by what they hold."""
-
 NO_DATA = "no-data"
 """Name of the kit of grids that need no files of data."""
 
@@ -106,12 +98,6 @@ def pack(path: Path, files: Iterable[Path], root: Path, folder: str = "") -> Non
             archive.add(file, Path(folder, file.relative_to(root)).as_posix())
 
 
-def git(root: Path, *words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=root, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 def kits(root: Path, names: Iterable[str]) -> dict[str, list[str]]:
     """Sort grids by the data sets that they need: ``utkface``, ``celeba``, ....
 
@@ -123,7 +109,7 @@ def kits(root: Path, names: Iterable[str]) -> dict[str, list[str]]:
     for name in recording.listed(names):
         points = grids.expand(name)
         path = Path(name).resolve().relative_to(root).as_posix()
-        if not git(root, "ls-tree", "HEAD", "--", path):
+        if not runs.git(root, "ls-tree", "HEAD", "--", path):
             raise runs.ParameterError(f"{name} is not committed, and a kit holds what is")
         needed = set(itertools.chain.from_iterable(map(plan.data_sets, points)))
         found["+".join(sorted(needed)) or NO_DATA].append(path)
@@ -138,7 +124,8 @@ def make(kit: Path, root: Path, own: list[str], place: Path, packages: Path) -> 
     kit.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(kit / "wheels", ignore_errors=True)
     shutil.copytree(packages, kit / "wheels")
-    git(root, "archive", "--format=tar.gz", f"--output={kit / 'project.tar.gz'}", "HEAD")
+    archive = ["git", "archive", "--format=tar.gz", f"--output={kit / 'project.tar.gz'}", "HEAD"]
+    subprocess.run(archive, cwd=root, check=True)
     pack(kit / "data.tar.gz", read, place, "data")
     found = [(points, grids.unfit(points)) for points in map(grids.expand, own)]
     done = [point for points, unfit in found for point in points if point.id not in unfit]
@@ -146,18 +133,8 @@ def make(kit: Path, root: Path, own: list[str], place: Path, packages: Path) -> 
     pack(kit / "runs.tar.gz", files, root)
     shutil.copyfile(Path(__file__).with_suffix(".sh"), kit / "record")
     (kit / "grids.txt").write_text("\n".join(own) + "\n", encoding="utf-8")
-    stamp = f"{git(root, 'rev-parse', 'HEAD')}\n{datetime.now(UTC).isoformat()}\n"
+    stamp = f"{runs.git(root, 'rev-parse', 'HEAD')}{datetime.now(UTC).isoformat()}\n"
     (kit / "made").write_text(stamp, encoding="utf-8")
-
-
-def report(kit: Path) -> str:
-    """Say how many megabytes a kit has, and of them each part."""
-    sizes = {
-        name: sum(path.stat().st_size for path in kit.glob(pattern)) / 1e6
-        for name, pattern in PARTS.items()
-    }
-    text = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
-    return f"{kit}: {sum(sizes.values()):.1f} MB ({text})"
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -175,7 +152,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(f"gpu-kit: {error}", file=sys.stderr)
             return 2
-        if git(root, "status", "--porcelain"):
+        if runs.git(root, "status", "--porcelain"):
             print("gpu-kit: changes that are not committed are not in the kit", file=sys.stderr)
         for name, own in found.items():
             kit = root / "_build" / "gpu-kit" / name
@@ -186,7 +163,9 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
                 failed = True
                 continue
             (kit / "needs").write_text(f"{given.python} {' '.join(LARGE.values())}\n")
-            print(f"{report(kit)}; {len(own)} grid{'s' * (len(own) > 1)}")
+            packed = (*kit.glob("*.tar.gz"), *kit.glob("wheels/*"))
+            size = sum(path.stat().st_size for path in packed) / 1e6
+            print(f"{kit}: {size:.1f} MB; {len(own)} grid{'s' * (len(own) > 1)}")
     return int(failed)
 
 

@@ -6,8 +6,7 @@ that you changed stays.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -34,28 +33,19 @@ def sources(root: Path) -> dict[str, Path]:
 
 def renew(root: Path, lab: Path) -> list[str]:
     """Copy what is missing or has changed; return the changed copies that are now outdated."""
-    record = lab / ".copies.json"
-    before = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    kept, after = [], {}
+    kept = []
     for name, source in sources(root).items():
-        content, copy = source.read_bytes(), lab / name
-        # The record holds what each copy was made from: a copy that equals it is unchanged by the
-        # reader, and may be replaced.
-        after[name] = digest(content)
-        own = digest(copy.read_bytes()) if copy.is_file() else None
-        if own in (None, before.get(name)):
-            if own != after[name]:
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(content)
-        elif after[name] != before.get(name):
-            after[name] = before.get(name, "")  # To be said again the next time.
+        # What a copy was made from: a copy that equals it is unchanged by the reader, and may be
+        # replaced.
+        copy, original = lab / name, lab / ".originals" / name
+        before = original.read_bytes() if original.is_file() else None
+        if not copy.is_file() or copy.read_bytes() == before:
+            for path in (copy, original):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, path)
+        elif source.read_bytes() != before:
             kept.append(name)
-    record.write_text(json.dumps(after, indent=1), encoding="utf-8")
     return kept
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ PATIENCE = 20
 
 EVENTS = re.compile(
     r"(?:run|point) +(?P<total>\d+)$|Job (?P<begun>\d+: \S+)$|Finished jobid: (?P<ended>\d+)"
-    r"| +jobid: (?P<failed>\d+)$|(?P<table>\S+\.csv)$"
+    r"| +jobid: (?P<failed>\d+)$"
 )
 """Lines of Snakemake that tell something; it gives the number of a job by itself after an error."""
 
@@ -44,7 +44,7 @@ def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
     Yields:
         ``total`` and the number of pages or runs; ``begun``, ``ended`` or ``failed`` and the name
-        of a job; ``table`` and a path that was gathered.
+        of a job.
     """
     jobs: dict[str, str] = {}
     for found in filter(None, map(EVENTS.match, lines)):
@@ -53,7 +53,7 @@ def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         if name:
             jobs[number] = name
         # Jobs without a message are no page and no run.
-        if number in jobs or event in ("total", "table"):
+        if number in jobs or event == "total":
             yield event, jobs.get(number, number)
 
 
@@ -103,11 +103,12 @@ def start(command: Sequence[str], stopped: list[int]) -> subprocess.Popen[str]:
 def main(where: str, *command: str) -> int:
     """Run the command; return its exit status, or 128 plus the signal that stopped it."""
     folder, unit, log, missing = Path(where), "pages", "book", "The book is not built"
+    made = f"The book: {folder / 'html' / 'index.html'}"
     if folder.is_file():
         from whopays import grids
 
         folder, unit, log = grids.runs_folder(where), "runs", "sweep"
-        missing = "No table is written"
+        missing, made = "No table is written", f"The table: {grids.expand(where)[0].table}"
     output = folder / "logs" / f"{log}.log"
     output.parent.mkdir(parents=True, exist_ok=True)
     stopped, seen = list[int](), defaultdict(list)
@@ -125,7 +126,7 @@ def main(where: str, *command: str) -> int:
                 bar.total = int(name)
             elif event == "begun":
                 bar.set_postfix_str(shown)
-            elif event != "table" and not stopped:
+            elif not stopped:
                 bar.update(name not in STEPS)
                 if event == "failed" or bar.disable:
                     tqdm.write(shown + ": failed" * (event == "failed"), sys.stdout)
@@ -138,10 +139,7 @@ def main(where: str, *command: str) -> int:
         failed = ", ".join(seen["failed"]) or "Snakemake"
         print(f"\n{missing}: {failed} failed. All output: {output}")
     else:
-        made = f"The table: {', '.join(seen['table'])}"
-        if unit == "pages":
-            made = f"The book: {folder / 'html' / 'index.html'}"
-        print(made if seen["ended"] else f"{made} (nothing has changed)")
+        print(made)
     return process.returncode
 
 

@@ -7,7 +7,6 @@ changes and every claim with an embedded study and a table of real images, with 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from matplotlib.figure import Figure
 
 from whopays import claims, plots
 from whopays.ledger.text import rendered
-from whopays.runs import project
 from whopays.verdict import DECIDED, side
 
 SIZES = claims.EVIDENCE[1:]
@@ -44,7 +42,6 @@ OPEN = {
 }
 """Why no table of real images decides a claim."""
 
-MANY = 200  # Seeds above which a number says only that the effect is small beside its spread.
 CLIP = 30  # Margins at which the axes of the figure end.
 NOWHERE = np.full(3, np.nan)  # Drawn nowhere, also where no claim is in a group.
 
@@ -127,14 +124,12 @@ def figure(found: pd.DataFrame) -> Figure:
         yscale="symlog",
         xlim=(-1.2 * CLIP, 1.2 * CLIP),
         ylim=(-1.2 * CLIP, 1.2 * CLIP),
+        xlabel="effect in the embedded study, in margins",
+        ylabel="effect on real images, in margins",
     )
     for one in (axis.xaxis, axis.yaxis):
         one.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         one.set_ticks([], minor=True)
-    axis.set(
-        xlabel="effect in the embedded study, in margins",
-        ylabel="effect on real images, in margins",
-    )
     drawn.legend(
         loc="outside upper left", frameon=False, ncols=3, handletextpad=0.2, columnspacing=1.0
     )
@@ -160,37 +155,11 @@ def lists(found: pd.DataFrame) -> str:
     )
 
 
-def price(rows: pd.DataFrame, root: Path) -> str:
-    """Say how many seeds would decide a claim, and how long the runs of its table took for as many.
-
-    Args:
-        rows: Its rows of the ledger. That which needs the fewest seeds counts.
-        root: Folder that the paths of the tables start from.
-
-    Returns:
-        The text in brackets: without hours where the runs of the table differ in their number of
-        seeds, and no number above `MANY`. Empty if no number of seeds is known.
-    """
-    known = rows.dropna(subset="needed").sort_values("needed")
-    if known.empty:
-        return ""
-    row = known.iloc[0]
-    if row["needed"] > MANY:
-        return f" (over {MANY} seeds)"
-    recorded = json.loads((root / row["table"]).with_suffix(".json").read_text(encoding="utf-8"))
-    # Every seed of a table takes the same time, if all of its runs had the same number of them.
-    hours = recorded["seconds"] / 3600 * row["needed"] / row["seeds"]
-    alike = not isinstance(recorded["parameters"]["seeds"], list)
-    where = "" if recorded["device"] == "cpu" else " on a GPU"
-    return f" ({row['needed']:.0f} seeds" + f", {hours:.1f} h{where}" * alike + ")"
-
-
-def remaining(ledger: pd.DataFrame, root: Path) -> str:
+def remaining(ledger: pd.DataFrame) -> str:
     """Write as MyST which claims of the papers no table of real images has decided, and why.
 
     Args:
         ledger: Table of ``whopays ledger --csv``.
-        root: Folder that the paths of its tables start from.
     """
     own = ledger[
         (ledger["reading"] == "printed")
@@ -205,8 +174,7 @@ def remaining(ledger: pd.DataFrame, root: Path) -> str:
         verdicts = found.get(claim, set())
         if not verdicts & {*DECIDED}:
             reason = "none" if not verdicts else "undecided" if "undecided" in verdicts else "floor"
-            open_ = real[(real["claim"] == claim) & (real["verdict"] == "undecided")]
-            why[reason].append(f"[{claim}](#{claim}){price(open_, root)}")
+            why[reason].append(f"[{claim}](#{claim})")
     return rendered("remaining", total=own["claim"].nunique(), why=why, reasons=OPEN)
 
 
@@ -214,7 +182,7 @@ def main(folder: str, ledger: str) -> None:
     matplotlib.use("agg")
     table = pd.read_csv(ledger)
     found = pairs(table)
-    for name, text in {"scale": lists(found), "remaining": remaining(table, project())}.items():
+    for name, text in {"scale": lists(found), "remaining": remaining(table)}.items():
         Path(folder, f"{name}.md").write_text(text, encoding="utf-8")
     values.save_svg(figure(found), Path(folder, "scale.svg"))
 

@@ -106,17 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     record("--spent", type=float, default=0.0, help="seconds of them that are over")
     record("--device", choices=("cuda", "cpu"), default="cuda")
     record("--at-once", type=int, default=1, help="runs at a time; 1 by default")
-    record("--force", action="store_true", help="run again what is finished with other contents")
 
     verify = command("verify", _verify, "run the first seeds of a recorded table again and compare")
     verify("table")
     verify("--seeds", type=int, default=1, help="number of seeds; 1 by default")
-    verify(
-        "--tolerance",
-        type=float,
-        default=argparse.SUPPRESS,
-        help="largest relative difference to accept; 1e-5 by default",
-    )
     verify("--avx2", action="store_true", help="compute as a CPU without AVX-512 does")
 
     ledger = command(
@@ -124,9 +117,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     ledger("out", nargs="?", metavar="PAGE", help="path of the page")
     ledger("--csv", metavar="PATH", help="a row for each claim, reading and table, as CSV")
-    ledger(
-        "--notebooks", metavar="DIR", help="folder of copies of notebooks/, each to get its rows"
-    )
     return parser
 
 
@@ -162,7 +152,7 @@ def _verify(table: str, **options: Any) -> int:
 
 def _ledger(**asked: str | None) -> None:
     if not any(asked.values()):
-        raise runs.ParameterError("nothing to write: ask for PAGE, --csv PATH or --notebooks DIR")
+        raise runs.ParameterError("nothing to write: ask for PAGE or --csv PATH")
     root = runs.project()
     path = root / "book" / "claims.yml"
     if not path.is_file():

@@ -432,27 +432,6 @@ def smallest_and_largest(
     return _ends(*_values_and_sizes(table, column, rank), share)[["smallest", "largest"]]
 
 
-def groups_by_size(table: DataFrame, *, column: str, rank: str = "train_size") -> DataFrame:
-    """Sort the values of a column from the smallest to the largest group of each seed.
-
-    Args:
-        table: One row per seed and group.
-        column: Name of the column.
-        rank: Name of the column of sizes that ranks the groups; ties are broken at random by the
-            seed.
-
-    Returns:
-        DataFrame with seeds in rows and ranks in columns, each named by the mean size over the
-        seeds.
-
-    Raises:
-        ValueError: If a column is missing, or there are several rows per seed and group.
-    """
-    values, sizes = _values_and_sizes(table, column, rank)
-    means = pd.Index(_ranked(sizes, sizes).mean(axis=0), name=rank)
-    return DataFrame(_ranked(values, sizes), index=sizes.index, columns=means)
-
-
 def group_correlation(
     table: DataFrame, *, x: str, y: str, where: Rows, x_where: Rows | None = None
 ) -> Series:

@@ -100,7 +100,6 @@ def record_grids(
     spent: float = 0.0,
     device: str = "cuda",
     at_once: int = 1,
-    force: bool = False,
 ) -> list[Progress]:
     """Run grids one after another until all are done or the time is over; gather the finished ones.
 
@@ -116,7 +115,6 @@ def record_grids(
         spent: Seconds of these minutes that are already over.
         device: ``"cuda"``, or ``"cpu"`` to leave a GPU alone.
         at_once: Number of runs at a time.
-        force: Run again what is finished with other contents.
 
     Returns:
         How far each grid is, in their order.
@@ -135,7 +133,7 @@ def record_grids(
     log(f"{minutes:g} minutes on {machine}, {at_once} run{'s' * (at_once > 1)} at a time")
     end = log.began + 60 * minutes - RESERVE
     try:
-        for progress, point, status, seconds in _ended(_left(found, end, log), at_once, end, force):
+        for progress, point, status, seconds in _ended(_left(found, end, log), at_once, end):
             progress.seconds += seconds
             if status is None:
                 log(f"{point.id} interrupted after {seconds:.0f} s")
@@ -209,7 +207,7 @@ def _gather(progress: Progress, log: Callable[[str], None]) -> None:
 
 
 def _ended(
-    waiting: Iterator[tuple[Progress, grids.Point]], at_once: int, end: float, force: bool
+    waiting: Iterator[tuple[Progress, grids.Point]], at_once: int, end: float
 ) -> Iterator[tuple[Progress, grids.Point, int | None, float]]:
     """Run points in order; yield each that ends, with its exit status and seconds.
 
@@ -226,7 +224,7 @@ def _ended(
                 command = [sys.executable, "-m", "whopays", *grids.command(point)]
                 with path.open("w") as file:
                     process = subprocess.Popen(
-                        command + ["--force"] * force,
+                        command,
                         stdin=subprocess.DEVNULL,
                         stdout=file,
                         stderr=subprocess.STDOUT,

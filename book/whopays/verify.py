@@ -34,22 +34,19 @@ _AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 _NOT_COUNTED = re.compile(r"seconds|^time_ratio$|^dual_share$|^hypervolume$")
 
 
-def verify(
-    table: str | Path, *, seeds: int = 1, tolerance: float = TOLERANCE, avx2: bool = False
-) -> bool:
+def verify(table: str | Path, *, seeds: int = 1, avx2: bool = False) -> bool:
     """Run the first seeds of a recorded table again, and print what agrees.
 
     Args:
         table: CSV file in ``results/``, with its provenance in a JSON file beside it.
         seeds: Number of seeds for each combination of varied parameters, at most that of a recorded
             run.
-        tolerance: Largest relative difference that counts as agreement.
         avx2: Compute as a CPU without AVX-512 does, for a table that was recorded on one: they
             round differently.
 
     Returns:
         True if the recorded rows and columns are there again, no row is new, numbers agree within
-        the tolerance and no verdict changes. Clock times, and what is computed over all seeds at
+        `TOLERANCE` and no verdict changes. Clock times, and what is computed over all seeds at
         once, are printed and do not count.
 
     Raises:
@@ -57,10 +54,8 @@ def verify(
             it, or a number is out of range.
         RuntimeError: If the notebook fails, or no columns identify the rows.
     """
-    if seeds < 1 or not tolerance >= 0:
-        raise ParameterError(
-            f"seeds must be at least 1 and tolerance at least 0, got {seeds} and {tolerance}"
-        )
+    if seeds < 1:
+        raise ParameterError(f"seeds must be at least 1, got {seeds}")
     table = Path(table)
     recorded = _provenance(table)
     print(
@@ -81,7 +76,10 @@ def verify(
     ):
         for point in points:
             _run(point)
-    _print_environments(recorded, runs.read_run(points[0].out) or {})
+    here = runs.read_run(points[0].out) or {}
+    print(f"recorded with {', '.join(_environment(recorded))}")
+    other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
+    print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
     found = compare_tables(_read(table), _read(StringIO(grids.tabulate(points))), points[0].varied)
     verdicts = _verdicts(table, found.replaced)
     changed = verdicts[verdicts["recorded"] != verdicts["again"]]
@@ -89,32 +87,24 @@ def verify(
     print(f"verdicts: {len(verdicts)} claims name this table, {len(changed)} would change")
     for claim, verdict in changed.iterrows():
         print(f"  {claim}: {verdict['recorded']} -> {verdict['again']}")
-    beyond = found.columns["relative"][found.columns["counts"]].max() > tolerance
+    beyond = found.columns["relative"][found.columns["counts"]].max() > TOLERANCE
     agrees = not (found.problems or len(changed) or beyond)
     hint = "" if agrees else "; CPUs without AVX-512 round differently, try --avx2 (AVX2=1)"
     print(
         f"{table} {'agrees' if agrees else 'DOES NOT AGREE'} (relative tolerance "
-        f"{tolerance:g}){hint}"
+        f"{TOLERANCE:g}){hint}"
     )
     return agrees
 
 
 def _provenance(table: Path) -> dict[str, Any]:
-    beside = table.with_suffix(".json")
-    if table.suffix != ".csv" or not table.is_file():
-        raise ParameterError(
-            f"table must be a CSV file in results/, there is no recorded table {table}"
-        )
-    if not (recorded := conditions.made_by(table)):
-        raise ParameterError(
-            f"{table} has no provenance: without {beside.name} its parameters are unknown"
-        )
+    recorded = conditions.made_by(table) if table.is_file() and table.suffix == ".csv" else {}
     needed = ("grid", "notebook", "parameters", "points")
     lacking = ", ".join(name for name in needed if name not in recorded)
     if lacking or not isinstance(recorded["notebook"], str):
         raise ParameterError(
-            f"{table} cannot be run again, since no grid recorded it: "
-            f"{beside.name} lacks {lacking or 'one notebook'}"
+            f"table must be a CSV file in results/ that a grid recorded; beside {table} a JSON "
+            f"file lacks {lacking or 'one notebook'}"
         )
     return recorded
 
@@ -159,12 +149,6 @@ def _run(point: grids.Point) -> None:
         raise (ParameterError if absent else RunError)(str(error)) from None
 
 
-def _print_environments(recorded: Given, here: Given) -> None:
-    print(f"recorded with {', '.join(_environment(recorded))}")
-    other = [fact for fact in _environment(here) if fact not in _environment(recorded)]
-    print(f"here {', '.join(other) or 'the same'}, at commit {_commit(here)}")
-
-
 def _environment(run: Given) -> list[str]:
     versions = run.get("versions")
     # The versions are a list if the runs of the table differed in them.
@@ -186,9 +170,9 @@ class Comparison(NamedTuple):
     Attributes:
         keys: Columns by which rows are matched.
         columns: Indexed by column: ``rows``, ``agree`` (rows with the same stored digits),
-            ``absolute`` and ``relative`` (largest differences; infinite where only one is a
-            number), ``where`` (keys of the row that differs most) and ``counts`` (False for clock
-            times and for what is computed over all seeds at once).
+            ``relative`` (largest difference; infinite where only one is a number), ``where`` (keys
+            of the row that differs most) and ``counts`` (False for clock times and for what is
+            computed over all seeds at once).
         problems: Rows and columns that only one of the tables has.
         replaced: The recorded table with the new numbers in it, but for those that do not count.
     """
@@ -227,7 +211,7 @@ def compare_tables(
     lost, added = old.index.difference(both), new.index.difference(both)
     shared = [name for name in old if name in new and name not in keys]
     rows = [_difference(old.loc[both, name], new.loc[both, name]) for name in shared]
-    columns = pd.DataFrame(rows, shared, ["rows", "agree", "absolute", "relative", "where"])
+    columns = pd.DataFrame(rows, shared, ["rows", "agree", "relative", "where"])
     columns["counts"] = [not _NOT_COUNTED.search(name) for name in shared]
     # Some old tables name the run of each row.
     gone = [name for name in old if name not in new and name != "run"]
@@ -276,10 +260,9 @@ def _difference(old: pd.Series, new: pd.Series) -> tuple[Any, ...]:
     x, y = (pd.to_numeric(column, errors="coerce") for column in (old, new))
     same = old == new
     # Where only one of the two is a number, the difference is infinite.
-    absolute = (x - y).abs().mask(same, 0).fillna(np.inf)
-    relative = (absolute / np.maximum(x.abs(), y.abs())).mask(same, 0).fillna(np.inf)
+    relative = ((x - y).abs() / np.maximum(x.abs(), y.abs())).mask(same, 0).fillna(np.inf)
     where = "" if same.all() else _label(relative.idxmax(), old.index.names)
-    return len(same), same.sum(), absolute.max(), relative.max(), where
+    return len(same), same.sum(), relative.max(), where
 
 
 def _label(row: Sequence[str], keys: Sequence[str]) -> str:
@@ -307,10 +290,7 @@ def _print_comparison(found: Comparison) -> None:
     for name, row in found.columns.iterrows():
         text = f"  {name}: {row['agree']} of {row['rows']} agree"
         if row["where"]:
-            text += (
-                f", largest difference {row['absolute']:.2g}, relative {row['relative']:.2g} "
-                f"at {row['where']}"
-            )
+            text += f", largest relative difference {row['relative']:.2g} at {row['where']}"
         print(text + ("" if row["counts"] else " (does not count)"))
     for problem in found.problems:
         print(problem)

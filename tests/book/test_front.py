@@ -45,15 +45,13 @@ def lost(name: str, level: float, *, smallest: bool, **where: str) -> float:
     return 100 * sum(drops) / len(drops)
 
 
-def of_race(race: str, after: int = 1, model: str = "tiny-resnet") -> float:
+def of_race(race: str, after: int = 1) -> float:
     """Points that a race loses with one ReLU in fifty left, or (0) has before, computed with pandas
     alone."""
-    name = "races" if model == "tiny-resnet" else "networks-races"
-    table = pd.read_csv(ROOT / f"results/linearization/who-pays-for-relus-{name}-all.csv")
+    table = pd.read_csv(ROOT / "results/linearization/who-pays-for-relus-races-all.csv")
     own = table[
         (table["group"] == race) & (table["split"] == "test") & (table["method"] == "linearize:snl")
     ]
-    own = own[own["model"] == model]
     ends = own.pivot(index="seed", columns=["stage", "level"], values="accuracy")
     return 100 * (ends["control", 1.0] - after * ends["compressed", 0.02]).mean()
 
@@ -74,11 +72,8 @@ def right(mitigation: str, data: str, strength: int = 2) -> pd.Series:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("relus_white", lambda: -of_race("White")),
         ("relus_others", lambda: of_race("Others")),
         ("relus_others_before", lambda: of_race("Others", after=0)),
-        ("relus_vgg19_others", lambda: of_race("Others", model="vgg19")),
-        ("relus_vgg19_others_before", lambda: of_race("Others", after=0, model="vgg19")),
         ("digits_smallest", lambda: lost(STUDY, 0.9, smallest=True, setting="unequal")),
         ("digits_largest", lambda: lost(STUDY, 0.9, smallest=False, setting="unequal")),
         (
@@ -93,18 +88,6 @@ def right(mitigation: str, data: str, strength: int = 2) -> pd.Series:
                 "pruning/compression-or-capacity-study", 0.9, smallest=True, network="pruned"
             ),
         ),
-        (
-            "relus_resnet34",
-            lambda: (
-                -lost(
-                    "linearization/who-pays-for-relus-networks",
-                    0.02,
-                    smallest=True,
-                    model="resnet34",
-                    method="linearize:snl",
-                )
-            ),
-        ),
     ],
 )
 def test_a_value_is_computed_from_its_table(name: str, expected):
@@ -112,12 +95,7 @@ def test_a_value_is_computed_from_its_table(name: str, expected):
 
 
 def test_the_net_of_mitigations_is_counted_in_answers():
-    digits, races = (
-        [right(name, data) - right("none", data, 0) for name in values.MITIGATIONS]
-        for data in ("study", "utkface")
-    )
-    gained = [more.sum() for more in digits]
-    assert values.VALUES["answers_gained"]() == f"{min(gained):.0f} to {max(gained):.0f}"
+    races = [right(name, "utkface") - right("none", "utkface", 0) for name in values.FIVE]
     taken = [-more.drop("Others").sum() / more["Others"] for more in races]
     assert values.VALUES["answers_taken"]() == f"{min(taken):.0f} to {max(taken):.0f}"
 
@@ -188,7 +166,7 @@ def test_words_that_say_who_gains_need_an_interval_above_zero():
 
 @pytest.mark.parametrize("third", front.BOTH)
 def test_the_line_of_the_figure_is_what_the_table_says(third: str):
-    (line,) = front.changes(*front.PRUNED[0].line)
+    (line,) = front.changes(**front.PRUNED[0]["line"])
     for kept, level in ((0.1, 0.9), (0.05, 0.95)):
         means = line[third].mean()
         assert means.iloc[abs(means.index - kept).argmin()] == pytest.approx(
@@ -224,8 +202,8 @@ def test_every_recorded_compressor_network_and_data_set_is_in_the_figure():
     drawn = {
         found
         for panel in front.PRUNED + front.LINEARIZED
-        for name, where in (panel.line, *panel.dots)
-        for found in compressed(name, where)
+        for source in (panel["line"], *panel.get("dots", []))
+        for found in compressed(source["table"], source.get("rows"))
     }
     assert drawn == recorded and len(recorded) > 20
 
@@ -263,7 +241,7 @@ def test_every_way_is_on_the_one_axis():
     there is a line."""
     papers = {path.stem for path in (ROOT / "results" / "every-way").glob("*-resnet18.csv")}
     papers -= {"lower-rank-longer-resnet18", "lower-rank-whole-resnet18"}
-    assert papers == {Path(name).name for name, _ in front.RESNET18.values()}
+    assert papers == {Path(entry["table"]).name for entry in front.RESNET18.values()}
     thin = front.ways()["faces, ResNet-18, one way"]["thin layers"].mean()
     assert thin.iloc[-1] == pytest.approx(
         -lost("every-way/lower-rank-resnet18", 0.06, smallest=True, arm="one energy")
@@ -368,7 +346,7 @@ def test_the_slider_moves_over_recorded_accuracies(title: str, group: str, level
 
 def test_where_every_seed_draws_the_sizes_groups_are_ranks():
     choice = explore.choice("Pruned, digits")
-    assert [group["name"] for group in choice["groups"]] == list(explore.RANKS)
+    assert [group["name"] for group in choice["groups"]] == [f"rank {i}" for i in range(1, 11)]
 
 
 TOY = """<figure class="interactive"><script type="application/json">{"label": "Fewer ReLUs", "box": [0, 0, 2, 1],
@@ -404,9 +382,9 @@ def test_keys_move_the_slider_and_the_bars(page):
     slider.focus()
     page.keyboard.press("End")
     smallest = explore.choice("Pruned, digits")["groups"][-1]["accuracy"]
-    assert f"smallest {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
+    assert f"rank 10 {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
     said = figure.locator("output").text_content()
-    assert said.startswith("1 % of the weights kept: largest") and "left to lose: 5th" in said
+    assert said.startswith("1 % of the weights kept: rank 1") and "left to lose: rank 5" in said
     assert figure.locator(".gone .bar").last.get_attribute("style") == f"width: {smallest[-1]:g}%;"
 
 

@@ -37,7 +37,7 @@ def test_what_is_missing_or_has_changed_is_copied(project):
     assert lab.renew(project, copies) == []
     found = {path.relative_to(copies).as_posix() for path in copies.rglob("*") if path.is_file()}
     # Without the claims, so that the project is found above the copies, with its tables.
-    assert found == {PAGE, "book/data.md", ".copies.json"}
+    assert found == {f"{at}{name}" for name in (PAGE, "book/data.md") for at in ("", ".originals/")}
     (project / PAGE).write_text(notebook("two"))
     assert lab.renew(project, copies) == [] and source(copies / PAGE) == "two"
     (copies / PAGE).unlink()

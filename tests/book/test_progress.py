@@ -100,7 +100,7 @@ def read_all(master: int) -> str:
     return said.decode()
 
 
-def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_has_changed(start):
+def test_a_terminal_shows_one_line_that_moves_and_a_second_build_none(start):
     master, terminal = open_terminal()
     build = start("[ $1 = one ] || sleep 3", stdout=terminal, stderr=terminal)
     os.close(terminal)
@@ -109,7 +109,7 @@ def test_a_terminal_shows_one_line_that_moves_and_a_second_build_that_nothing_ha
     assert said.endswith("The book: _build/html/index.html\r\n") and said.count("\n") == 1
     assert re.search(r"\r *50%\|[^\r]*\| 1/2 \[", said)
     again = start("exit 1", stdout=subprocess.PIPE, text=True).communicate(timeout=100)[0]
-    assert again == "The book: _build/html/index.html (nothing has changed)\n"
+    assert again == "The book: _build/html/index.html\n"
 
 
 GRID = """\
@@ -235,7 +235,7 @@ def test_a_snakefile_that_cannot_be_read_shows_snakemakes_words(start, tmp_path)
 def test_the_job_of_an_error_is_named_some_lines_later():
     lines = ["total 3", "run          2", "Job 7: part/one", "Job 8: part/two"]
     lines += ["Error in rule run:", "    message: part/one", "    jobid: 7"]
-    lines += ["Finished jobid: 8 (Rule: run)", "results/toy/squares.csv"]
+    lines += ["Finished jobid: 8 (Rule: run)"]
     found = list(progress.events(line + "\n" for line in lines))
     assert found == [
         ("total", "2"),
@@ -243,5 +243,4 @@ def test_the_job_of_an_error_is_named_some_lines_later():
         ("begun", "part/two"),
         ("failed", "part/one"),
         ("ended", "part/two"),
-        ("table", "results/toy/squares.csv"),
     ]

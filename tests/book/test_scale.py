@@ -78,7 +78,7 @@ def test_the_smallest_table_stands_beside_the_largest():
     (found,) = scale.pairs(LEDGER).itertuples()
     (claim,) = (
         one
-        for one in claims.read_claims(scale.project() / "book" / "claims.yml")
+        for one in claims.read_claims(claims.project() / "book" / "claims.yml")
         if one.id == "T-fig-1"
     )
     assert claim.direction == "greater"
@@ -99,17 +99,13 @@ def test_an_effect_is_positive_on_the_side_that_is_claimed():
     assert found.tolist() == [2.0, 4.0, 0.0]
 
 
-def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
+def test_what_is_left_is_what_no_table_of_real_images_decides():
     real = {"evidence": "real-data run", "paper": "T", "kind": "trend", "decides": True}
     rows = [
         row("T-a", verdict=SUPPORTED, estimate=1.0, **real),
         row("T-b", verdict=FLOOR, estimate=1.0, **real),
         row("T-b", verdict=SUPPORTED, estimate=1.0, **real | {"evidence": "embedded study"}),
-        row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 40, "table": "slow.csv"}),
-        row("T-c", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 120, "table": "fast.csv"}),
-        row("T-i", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 120, "table": "fast.csv"}),
-        row("T-j", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 20, "table": "uneven.csv"}),
-        row("T-k", verdict=UNDECIDED, estimate=1.0, **real | {"needed": 1889, "table": "none.csv"}),
+        row("T-c", verdict=UNDECIDED, estimate=1.0, **real),
         row("T-l", verdict=UNDECIDED, estimate=1.0, **real),
         row("T-c", verdict=FLOOR, estimate=1.0, **real | {"evidence": "run at scale"}),
         row("T-d", verdict="reversed", estimate=1.0, **real | {"decides": False}),
@@ -119,18 +115,12 @@ def test_what_is_left_is_what_no_table_of_real_images_decides(tmp_path):
         row("T-h", verdict=FLOOR, estimate=1.0, **real),
         row("T-h", verdict="no effect", estimate=1.0, **real | {"evidence": "run at scale"}),
     ]
-    took = '{"seconds": %d, "device": "%s", "parameters": {"seeds": %s}}'
-    (tmp_path / "slow.json").write_text(took % (7200, "cpu", "10"))  # Of ten seeds: 8 hours for 40.
-    (tmp_path / "fast.json").write_text(took % (900, "NVIDIA H100", "1"))
-    (tmp_path / "uneven.json").write_text(took % (900, "cpu", "[10, 3]"))
-    said = scale.remaining(pd.DataFrame(rows), tmp_path).splitlines()
-    assert said[0].startswith("Of 9 trends and numbers") and said[0].endswith(
+    said = scale.remaining(pd.DataFrame(rows)).splitlines()
+    assert said[0].startswith("Of 6 trends and numbers") and said[0].endswith(
         "real images decide 2."
     )
     left = [line.rpartition(": ")[2] for line in said[2:]]
-    shown = "5. [T-c](#T-c) (40 seeds, 8.0 h), [T-i](#T-i) (120 seeds, 3.0 h on a GPU), [T-j](#T-j) (20 seeds)"
-    shown += ", [T-k](#T-k) (over 200 seeds), [T-l](#T-l)"
-    assert left == ["1. [T-b](#T-b)", shown, "1. [T-d](#T-d)"]
+    assert left == ["1. [T-b](#T-b)", "2. [T-c](#T-c), [T-l](#T-l)", "1. [T-d](#T-d)"]
 
 
 def test_the_page_has_every_pair_and_its_counts(tmp_path):

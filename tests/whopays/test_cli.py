@@ -148,7 +148,7 @@ def test_a_ledger_that_is_not_asked_for_or_has_no_claims_is_refused(
 ):
     monkeypatch.chdir(project)
     assert cli.main(["ledger"]) == 2
-    assert "ask for PAGE, --csv PATH or --notebooks DIR" in capsys.readouterr().err
+    assert "ask for PAGE or --csv PATH" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     monkeypatch.setattr(environment, "LIBRARY", project / "site-packages" / "fairlib")
     assert cli.main(["ledger", "ledger.md"]) == 1

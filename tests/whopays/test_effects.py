@@ -473,23 +473,6 @@ def test_group_difference_by_hand():
         effects.group_difference(table, column="exemplars", where={})
 
 
-def test_groups_by_size_by_hand():
-    table = pd.DataFrame(
-        {
-            "seed": [0, 0, 0, 1, 1, 1],
-            "group": list("ABC") * 2,
-            "train_size": [30, 20, 10, 12, 24, 36],
-            "share": [0.1, 0.2, 0.6, 0.3, 0.1, 0.2],
-        }
-    )
-    ranked = effects.groups_by_size(table.sample(frac=1, random_state=0), column="share")
-    expected = pd.DataFrame([[0.6, 0.2, 0.1], [0.3, 0.1, 0.2]], index=pd.Index([0, 1], name="seed"))
-    expected.columns = pd.Index([11.0, 22.0, 33.0], name="train_size")
-    pd.testing.assert_frame_equal(ranked, expected)
-    with pytest.raises(ValueError, match="several rows per seed and group"):
-        effects.groups_by_size(pd.concat([table, table]), column="share")
-
-
 def test_group_correlation_by_hand_and_by_scipy():
     table = pd.DataFrame(
         {

@@ -244,7 +244,7 @@ def cached() -> dict[str, tuple[int, str]]:
     }
 
 
-def test_a_run_finished_with_other_contents_is_run_again_only_by_force(project, monkeypatch):
+def test_a_run_finished_with_other_contents_is_not_run_again(project, monkeypatch):
     grid, asked = write_grid("old", "{seed: [3]}"), []
     finish_all(grid)
     notebook = Path("notebooks/part/toy.ipynb")
@@ -265,7 +265,5 @@ def test_a_run_finished_with_other_contents_is_run_again_only_by_force(project, 
     monkeypatch.setattr(recording.subprocess, "Popen", Ended)
     assert record(grid)["old"]["failed"] == 1
     assert "--force replaces it) after" in Path("out", "log.txt").read_text()
-    record(grid, force=True)
-    words = grids.command(grids.expand(grid)[0])
-    assert asked == [words, [*words, "--force"]]
+    assert asked == [grids.command(grids.expand(grid)[0])]
     assert runs.read_run(grids.expand(grid)[0].out)
