@@ -22,6 +22,9 @@ CHOICES = {entry["title"]: entry for entry in values.SHOWN["choices"]}
 FLOOR = 100 * effects.FLOOR
 """Accuracy in percent below which a group, here an answer, has next to nothing left to lose."""
 
+ENDS = {"rank 1": "largest", "rank 10": "smallest"}
+"""Words for ranks of ten digits, of which every seed draws anew which is rare."""
+
 
 def choice(title: str) -> dict[str, Any]:
     """Compute test accuracies of all groups in percent over what is kept, the control first.
@@ -47,7 +50,7 @@ def choice(title: str) -> dict[str, Any]:
         found = [t_interval(100 * level[label]["accuracy"]) for level in by_level]
         groups.append(
             {
-                "name": own["group"].iloc[0],
+                "name": ENDS.get(own["group"].iloc[0], own["group"].iloc[0]),
                 "size": round(own["train_size"].mean()),
                 "accuracy": [round(float(one.estimate), 1) for one in found],
                 "half": [round(float(one.high - one.estimate), 1) for one in found],

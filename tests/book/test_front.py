@@ -45,13 +45,15 @@ def lost(name: str, level: float, *, smallest: bool, **where: str) -> float:
     return 100 * sum(drops) / len(drops)
 
 
-def of_race(race: str, after: int = 1) -> float:
+def of_race(race: str, after: int = 1, model: str = "tiny-resnet") -> float:
     """Points that a race loses with one ReLU in fifty left, or (0) has before, computed with pandas
     alone."""
-    table = pd.read_csv(ROOT / "results/linearization/who-pays-for-relus-races-all.csv")
+    name = "races" if model == "tiny-resnet" else "networks-races"
+    table = pd.read_csv(ROOT / f"results/linearization/who-pays-for-relus-{name}-all.csv")
     own = table[
         (table["group"] == race) & (table["split"] == "test") & (table["method"] == "linearize:snl")
     ]
+    own = own[own["model"] == model]
     ends = own.pivot(index="seed", columns=["stage", "level"], values="accuracy")
     return 100 * (ends["control", 1.0] - after * ends["compressed", 0.02]).mean()
 
@@ -74,6 +76,8 @@ def right(mitigation: str, data: str, strength: int = 2) -> pd.Series:
     [
         ("relus_others", lambda: of_race("Others")),
         ("relus_others_before", lambda: of_race("Others", after=0)),
+        ("relus_vgg19_others", lambda: of_race("Others", model="vgg19")),
+        ("relus_vgg19_others_before", lambda: of_race("Others", after=0, model="vgg19")),
         ("digits_smallest", lambda: lost(STUDY, 0.9, smallest=True, setting="unequal")),
         ("digits_largest", lambda: lost(STUDY, 0.9, smallest=False, setting="unequal")),
         (
@@ -88,6 +92,18 @@ def right(mitigation: str, data: str, strength: int = 2) -> pd.Series:
                 "pruning/compression-or-capacity-study", 0.9, smallest=True, network="pruned"
             ),
         ),
+        (
+            "relus_resnet34",
+            lambda: (
+                -lost(
+                    "linearization/who-pays-for-relus-networks",
+                    0.02,
+                    smallest=True,
+                    model="resnet34",
+                    method="linearize:snl",
+                )
+            ),
+        ),
     ],
 )
 def test_a_value_is_computed_from_its_table(name: str, expected):
@@ -95,7 +111,12 @@ def test_a_value_is_computed_from_its_table(name: str, expected):
 
 
 def test_the_net_of_mitigations_is_counted_in_answers():
-    races = [right(name, "utkface") - right("none", "utkface", 0) for name in values.FIVE]
+    digits, races = (
+        [right(name, data) - right("none", data, 0) for name in values.MITIGATIONS]
+        for data in ("study", "utkface")
+    )
+    gained = [more.sum() for more in digits]
+    assert values.VALUES["answers_gained"]() == f"{min(gained):.0f} to {max(gained):.0f}"
     taken = [-more.drop("Others").sum() / more["Others"] for more in races]
     assert values.VALUES["answers_taken"]() == f"{min(taken):.0f} to {max(taken):.0f}"
 
@@ -346,7 +367,11 @@ def test_the_slider_moves_over_recorded_accuracies(title: str, group: str, level
 
 def test_where_every_seed_draws_the_sizes_groups_are_ranks():
     choice = explore.choice("Pruned, digits")
-    assert [group["name"] for group in choice["groups"]] == [f"rank {i}" for i in range(1, 11)]
+    assert [group["name"] for group in choice["groups"]] == [
+        "largest",
+        *(f"rank {place}" for place in range(2, 10)),
+        "smallest",
+    ]
 
 
 TOY = """<figure class="interactive"><script type="application/json">{"label": "Fewer ReLUs", "box": [0, 0, 2, 1],
@@ -382,9 +407,9 @@ def test_keys_move_the_slider_and_the_bars(page):
     slider.focus()
     page.keyboard.press("End")
     smallest = explore.choice("Pruned, digits")["groups"][-1]["accuracy"]
-    assert f"rank 10 {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
+    assert f"smallest {smallest[-1]:.1f}" in slider.get_attribute("aria-valuetext")
     said = figure.locator("output").text_content()
-    assert said.startswith("1 % of the weights kept: rank 1") and "left to lose: rank 5" in said
+    assert said.startswith("1 % of the weights kept: largest") and "left to lose: rank 5" in said
     assert figure.locator(".gone .bar").last.get_attribute("style") == f"width: {smallest[-1]:g}%;"
 
 

@@ -40,9 +40,9 @@ def server(tmp_path_factory):
 
 
 def ask(server, folder, name: str, *arguments: str) -> subprocess.Popen:
-    socket = os.path.join(os.path.dirname(server.args[-1]), name)
+    socket = server.args[-1].with_name(name)
     command = [sys.executable, "-S", "-P", forks.__file__, socket, "toy", *arguments]
-    paths = {"PYTHONPATH": os.path.dirname(socket)}
+    paths = {"PYTHONPATH": f"{socket.parent}"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=folder, env=os.environ | paths
     )
