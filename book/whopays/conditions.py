@@ -41,7 +41,7 @@ def made_by(table: Path) -> dict[str, Any]:
     """Read how a table was made, its ``parameters`` and perhaps its ``grid``; empty if unknown."""
     # The table of a run has its parameters in run.json, a gathered one in the JSON of its name.
     run = table.suffix == ".parquet"
-    beside = table.with_name("run.json") if run else table.with_suffix(".json")
+    beside = table.with_name("run.json") if run else table.parent / f"{table.stem}.json"
     return json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
 
 

@@ -134,7 +134,7 @@ def test_pictures_travel_along(book):
     )
     assert set(cell.attachments) == {"dot.png", "drawing-2.svg"}
     drawing = plain.base64.b64decode(cell.attachments["drawing-2.svg"]["image/svg+xml"]).decode()
-    assert "fill: #c25400" in drawing and 'viewBox="0 0 1 1"' in drawing and "var(" not in drawing
+    assert "fill: #d55e00" in drawing and 'viewBox="0 0 1 1"' in drawing and "var(" not in drawing
     assert 'xmlns="http://www.w3.org/2000/svg"' in drawing
 
 

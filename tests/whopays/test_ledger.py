@@ -110,7 +110,7 @@ def test_history_knows_what_it_does_not_know(tmp_path):
     shallow = ledger.claim_changes(clone / "claims.yml")
     assert (shallow.known, len(shallow.changes)) == ("shallow", 0)
     assert "shallow clone" in page([untested()], tmp_path, shallow)
-    assert "outside a git checkout" in page([untested()], tmp_path, none)
+    assert "outside a git checkout" in page([untested()], Path(), none)
 
 
 def test_a_claim_that_came_after_its_table_is_marked(tmp_path):
