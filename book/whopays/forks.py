@@ -19,7 +19,8 @@ import sys
 IMPORTED = (
     "fairlib.studies",
     "ipykernel.kernelapp",
-    "matplotlib_inline.backend_inline",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.pyplot",
     "papermill",
     "scipy.stats",
     "torch._dynamo",
@@ -36,8 +37,10 @@ def serve(path: str) -> None:
         # Who asks meanwhile waits.
         server.bind(path)
         server.listen(64)
-        # A kernel reads at import which process may not end before it.
+        # Read at import: which process may not end before a kernel, and where figures are shown.
+        # The module that shows them is not imported here, since it looks for its kernel at import.
         os.environ["JPY_PARENT_PID"] = f"{os.getpid()}"
+        os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
         for name in IMPORTED:
             importlib.import_module(name)
         # Imported outside of a kernel, pandas would cut tables to the width of a terminal.
