@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from fairlib.data import GroupedDataset, Splits
+from fairlib.data import Splits
 from whopays import effects, plots
 from whopays.runs import project
 from whopays.seeds import estimate, sign_flip_test
@@ -326,16 +326,15 @@ def correlations(
     return means(rows, names=names, digits=2)
 
 
-def sizes(data: Mapping[str, GroupedDataset | Splits]) -> pd.DataFrame:
+def sizes(data: Mapping[str, Splits]) -> pd.DataFrame:
     """List the training images of the groups, the largest first, for several data sets.
 
     Args:
-        data: By name the splits of :func:`fairlib.load`, or one part of them.
+        data: By name the splits of :func:`fairlib.load`.
     """
     rows: dict[str, Any] = {}
-    for name, part in data.items():
-        found = (part if isinstance(part, GroupedDataset) else part.train).group_sizes
-        rows[name] = dict(enumerate(sorted(found, reverse=True), 1))
+    for name, splits in data.items():
+        rows[name] = dict(enumerate(sorted(splits.train.group_sizes, reverse=True), 1))
     return means(rows, names="training images").rename_axis(columns="rank by size")
 
 

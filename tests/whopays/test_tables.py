@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -279,9 +280,11 @@ def test_correlations_are_spearmans_and_empty_where_not_defined():
 
 
 def test_sizes_stand_from_the_largest_to_the_smallest():
-    two = fairlib.GroupedDataset(np.eye(5), [0, 1, 0, 1, 0], [0, 1, 1, 1, 1])
-    three = fairlib.GroupedDataset(np.eye(5), [0, 1, 0, 1, 0], [0, 0, 2, 1, 0])
-    table = tables.sizes({"two": two, "three": three})
+    data = {
+        name: SimpleNamespace(train=fairlib.GroupedDataset(np.eye(5), [0] * 5, groups))
+        for name, groups in {"two": [0, 1, 1, 1, 1], "three": [0, 0, 2, 1, 0]}.items()
+    }
+    table = tables.sizes(data)
     assert table.to_numpy().tolist() == [["4", "1", "-"], ["3", "1", "1"]]
     assert list(table) == [1, 2, 3]
 
