@@ -81,7 +81,8 @@ rule book:
 # then its standard input ends. OpenMP counts its threads when a library is imported.
 FORKS = []
 onstart:
-    if sys.platform == "linux" and "grid" not in config:
+    # The path of a socket has at most 107 bytes.
+    if sys.platform == "linux" and "grid" not in config and len(tempfile.gettempdir()) < 80:
         folder = tempfile.TemporaryDirectory()
         command = ["-P", os.path.abspath("book/whopays/forks.py"), f"{folder.name}/socket"]
         os.environ["OMP_NUM_THREADS"] = f"{max(1, workflow.cores // 2)}"
@@ -110,8 +111,8 @@ rule run:
         export WHOPAYS_SECONDS={BUILD}/seconds/{wildcards.part}-{wildcards.name}.tsv
         mkdir -p {BUILD}/seconds
         rm -f $WHOPAYS_SECONDS
-        ${{WHOPAYS_FORKS:-python -m}} whopays run {input.notebook} {params.smoke} \
-            -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force
+        eval "${{WHOPAYS_FORKS:-python -m}} whopays run {input.notebook} {params.smoke} \
+            -o {BUILD}/runs/{wildcards.part}/{wildcards.name} --force"
         touch {output}
         """
 

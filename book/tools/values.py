@@ -404,12 +404,6 @@ def gap_of_pruning() -> str:
 
 
 @value
-def bifp_runs() -> str:
-    said = verdict("H-bifp-fairer", "results/bilevel/does-it-hold-up-study.csv", expect="no effect")
-    return f"{said.seeds}"
-
-
-@value
 def largest_false() -> str:
     simulated = table("results/benchmarks/false_verdicts.csv")
     return f"{100 * simulated.loc[~simulated['excused'], 'false'].max():.1f} %"
@@ -447,7 +441,6 @@ def model_families() -> str:
 
 
 VALUES |= {
-    "paths_seeds": lambda: f"{table(PATHS)['seeds'].min()}",
     "paths_statistics": lambda: f"{len(table(PATHS))}",
     "paths_alike": lambda: f"{table(PATHS)['holds_zero'].sum()}",
     "paths_claims": lambda: f"{len(table(PATHS_CLAIMS))}",
@@ -469,19 +462,18 @@ def paths_changed() -> str:
     return f"{(found['verdict_alone'] != found['verdict_at_once']).sum()}"
 
 
-def _work(paper: str, unit: float) -> str:
-    """Format the operations of a paper's grids, to the longest that is allowed, in a unit."""
+def _hours(paper: str) -> str:
+    """Format the hours that a paper's grids take a GPU, to the longest that is allowed."""
     found = table("results/benchmarks/grid_work.csv")
     own = found[found["table"].str.fullmatch(f".*/{paper}-(fig|tab)-(?!1-small).*")]
     # Two digits: passes were counted to within a fifth.
-    low, most = (f"{float(f'{own[way].sum() / unit:.2g}'):,g}" for way in ("pflop", "most"))
+    ends = (own[way].sum() / claims.PFLOP_PER_HOUR for way in ("pflop", "most"))
+    low, most = (f"{float(f'{end:.2g}'):,g}" for end in ends)
     return low if low == most else f"{low} to {most}"
 
 
 VALUES |= {
-    **{f"work_{paper}": functools.partial(_work, paper, 1e3) for paper in "tbd"},
-    # At a tenth of 990 TFLOP/s.
-    **{f"hours_{paper}": functools.partial(_work, paper, 99e-3 * 3600) for paper in "tbd"},
+    **{f"hours_{paper}": functools.partial(_hours, paper) for paper in "tbd"},
     "gpu_share": lambda: f"{table('results/benchmarks/gpu_shares.csv')['share'].max():.1%}",
 }
 

@@ -62,10 +62,13 @@ def run(link: socket.socket) -> None:
     names. An interrupt of who asked comes as a byte over the link. Its death cannot be told: the
     link ends then, and so does the fork.
     """
+    import atexit
     import resource
     import runpy
     import time
     from threading import Thread
+
+    ended, status, start = False, 1, time.monotonic()
 
     def watch() -> None:
         while link.recv(1):
@@ -73,28 +76,37 @@ def run(link: socket.socket) -> None:
         if not ended:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def tell() -> None:
+        nonlocal ended
+        ended = True
+        link.send(bytes([status % 256]))
+
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, files, *_ = socket.recv_fds(link, 1 << 20, 3)
+    if not message:
+        sys.exit()
     for place, file in enumerate(files):
         os.dup2(file, place)
     folder, environment, sys.argv[:] = json.loads(message)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    ended, status, start = False, 0, time.monotonic()
     Thread(target=watch, daemon=True).start()
+    # Told at the very end: what the module registers to be done at its exit is done before.
+    atexit.register(tell)
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        status = 0
     except SystemExit as end:
-        status = end.code or 0  # type: ignore[assignment]
-    if note := os.environ.get("WHOPAYS_SECONDS"):
-        whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-        cpu = sum(sum(resource.getrusage(who)[:2]) for who in whose)
-        with open(note, "a", encoding="utf-8") as table:
-            table.write(f"{sys.argv[0]}\t{cpu:.1f}\t{time.monotonic() - start:.1f}\n")
-    ended = True
-    link.send(bytes([status]))
-    sys.exit(status)
+        status = end.code if isinstance(end.code, int) else bool(end.code)
+        raise
+    finally:
+        if note := os.environ.get("WHOPAYS_SECONDS"):
+            whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+            cpu = sum(sum(resource.getrusage(who)[:2]) for who in whose)
+            with open(note, "a", encoding="utf-8") as table:
+                table.write(f"{sys.argv[0]}\t{cpu:.1f}\t{time.monotonic() - start:.1f}\n")
+    sys.exit()
 
 
 def ask(path: str, arguments: list[str]) -> int:
@@ -105,12 +117,12 @@ def ask(path: str, arguments: list[str]) -> int:
         arguments: Name of the module and its arguments.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        message = json.dumps([os.getcwd(), dict(os.environ), arguments])
         try:
             link.connect(path)
+            socket.send_fds(link, [message.encode()], [0, 1, 2])
         except OSError:
             os.execv(sys.executable, [sys.executable, "-m", *arguments])
-        message = json.dumps([os.getcwd(), dict(os.environ), arguments])
-        socket.send_fds(link, [message.encode()], [0, 1, 2])
         signal.signal(signal.SIGINT, lambda *_: link.send(b"i"))
         parent = os.getppid()
         while not select.select([link], [], [], 1)[0]:
