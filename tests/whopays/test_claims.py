@@ -569,5 +569,5 @@ def test_a_table_that_nobody_recorded_says_how_long_a_gpu_takes_for_it(tmp_path,
         "table,pflop,most\nresults/a/x.csv,178.2,178.2\nresults/a/x.csv,178.2,534.6\n"
     )
     monkeypatch.setattr(claims, "project", lambda: tmp_path)
-    assert "some 1 to 2 hours" in claims.hours_of_grid(tmp_path / "results" / "a" / "x.csv")
+    assert "up to 2.0 hours" in claims.hours_of_grid(tmp_path / "results" / "a" / "x.csv")
     assert claims.hours_of_grid(tmp_path / "results" / "a" / "y.csv") == ""
