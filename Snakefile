@@ -86,7 +86,9 @@ onstart:
         folder = tempfile.TemporaryDirectory()
         command = ["-P", os.path.abspath("book/whopays/forks.py"), f"{folder.name}/socket"]
         os.environ["OMP_NUM_THREADS"] = f"{max(1, workflow.cores // 2)}"
-        server = subprocess.Popen([sys.executable, *command], stdin=subprocess.PIPE, start_new_session=True)
+        # From 3.12 on Python warns of a fork beside threads; there is one, of the allocator of pyarrow.
+        quiet = ["-W", "ignore:This process:DeprecationWarning"]
+        server = subprocess.Popen([sys.executable, *quiet, *command], stdin=subprocess.PIPE, start_new_session=True)
         os.environ["WHOPAYS_FORKS"] = shlex.join([sys.executable, "-S", *command])
         FORKS.extend([folder, server])
 
