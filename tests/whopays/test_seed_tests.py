@@ -89,7 +89,7 @@ def test_benjamini_hochberg_is_scipys_adjusted_p_value_below_the_rate():
     [
         (lambda: seeds_needed([1.0], power=80), "power must lie .* got 80"),
         (lambda: sign_flip_test([1.0], alternative="up"), "known: two-sided, greater, less"),
-        (lambda: benjamini_hochberg([1.2]), "between 0 and 1"),
+        (lambda: benjamini_hochberg([1.2]), "between 0"),
     ],
 )
 def test_bad_input_is_named(call, message):
