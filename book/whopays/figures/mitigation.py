@@ -229,7 +229,7 @@ def net_answers(study: DataFrame) -> DataFrame:
         for words, stage in (("pruned", "compressed"), ("not pruned", "control"))
         for name, own in answer_changes(study, stage).items()
     }
-    return tables.means(rows, names=["mitigation", "network"], digits=0, sign=True)
+    return tables.means(rows, names=["mitigation", "network"], digits=0)
 
 
 def given_back(study: DataFrame) -> Figure:
