@@ -35,7 +35,7 @@ def renew(root: Path, lab: Path) -> list[str]:
     """Copy what is missing or has changed; return the changed copies that are now outdated."""
     kept = []
     for name, source in sources(root).items():
-        # What a copy was made from: a copy that equals it is unchanged by the reader, and may be
+        # A copy that equals the original it was made from is unchanged by the reader, and may be
         # replaced.
         copy, original = lab / name, lab / ".originals" / name
         before = original.read_bytes() if original.is_file() else None

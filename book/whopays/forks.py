@@ -34,7 +34,7 @@ def serve(path: str) -> None:
     import importlib
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-        # Who asks meanwhile waits.
+        # Programs that ask before the imports are done wait in line.
         server.bind(path)
         server.listen(64)
         # Read at import: which process may not end before a kernel, and where figures are shown.
@@ -56,11 +56,14 @@ def serve(path: str) -> None:
 
 
 def run(link: socket.socket) -> None:
-    """Run the module that was asked for, with the folder, environment and files of who asked.
+    """Run the module that a client asks for, with the client's folder, environment and files.
 
     Seconds of CPU and of the clock are added to the file that the variable ``WHOPAYS_SECONDS``
-    names. An interrupt of who asked comes as a byte over the link. Its death cannot be told: the
+    names. An interrupt of the client comes as a byte over the link. Its death cannot be told: the
     link ends then, and so does the fork.
+
+    Args:
+        link: Connection to the client, which sent one message with its standard files.
     """
     import atexit
     import resource
