@@ -27,6 +27,7 @@ DOZEN = [
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOZEN)
 def test_each_function_is_right_or_says_why_not(name):
     for function in model_families.FUNCTIONS:

@@ -32,6 +32,7 @@ def said(code: str, *path: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_the_other_distribution_is_named_once_where_fairlib_is_imported(beside):
     error = said(
         "import fairlib, fairlib.environment, fairlib.data; print(len(sys.modules))", SOURCE, beside

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 import torch
 from torch import nn
 
@@ -11,6 +14,15 @@ SIZES = {name: 16 if name == "mobilenetv2" else 8 for name in fairlib.models.MOD
 RECTIFIED = [name for name in SIZES if name != "vit-tiny"]
 """Models with ReLUs, and channels that can be removed."""
 NARROW = {"resnet10", "resnet18", "resnet34", "resnet50", "vgg19", "mobilenetv2", "wrn-22-8"}
+
+
+def of_the_zoo(names: Iterable[str] = tuple(SIZES)) -> pytest.MarkDecorator:
+    """Parametrize a test by the ``name`` of a model; all but three small ones are slow."""
+    slow = set(SIZES) - {"mlp", "cnn", "tiny-resnet"}
+    marks = {name: pytest.mark.slow if name in slow else () for name in names}
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=mark) for name, mark in marks.items()]
+    )
 
 
 def lively(model: nn.Module) -> nn.Module:

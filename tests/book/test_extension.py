@@ -89,6 +89,7 @@ def test_folds_say_what_they_show_and_none_comes_before_the_finding():
     assert [cell["prompt_show"][9:] for cell in section[1:]] == names
 
 
+@pytest.mark.slow
 def test_a_build_of_the_sources_ends_with_the_command_that_makes_the_book(tmp_path):
     """The sources alone have no number, figure or result: without an end the pages look right."""
     root = Path(__file__).parents[2]

@@ -246,6 +246,7 @@ def test_a_line_of_the_cover_is_what_its_table_says(title: str):
         assert next(iter(drawn[line])) == 1 and not drawn[line].iloc[:, 0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", front.ONE_BUDGET)
 def test_the_one_axis_has_every_way_of_its_table(title: str):
     name = front.ONE_BUDGET[title]
@@ -269,6 +270,7 @@ def test_every_way_is_on_the_one_axis():
     )
 
 
+@pytest.mark.slow
 def test_every_point_is_inside_its_panel():
     for axis, own in zip(front.one_axis(7.6, 8.2, 2).axes, front.ways().values(), strict=True):
         (most, least), (low, high) = axis.get_xlim(), axis.get_ylim()
@@ -401,6 +403,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator:
         browser.close()
 
 
+@pytest.mark.slow
 def test_keys_move_the_slider_and_the_bars(page):
     figure = page.locator("figure.interactive").first
     slider = figure.locator("input")
@@ -455,5 +458,6 @@ def test_without_scripts_there_are_tables(page):
     context.close()
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_a_telephone(page):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -188,6 +188,7 @@ def is_running(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
 )

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
-from zoo import lively, zoo_model
+from zoo import lively, of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.compression.int8 import calibration_set, int8
-from fairlib.models import MODELS
 from fairlib.network import gates
 from fairlib.network.cost import stored_bytes
 from fairlib.network.export import Int8, export_onnx
@@ -115,7 +114,7 @@ def test_sums_of_large_products_do_not_overflow():
     torch.testing.assert_close(quantized(torch.ones(3, 64)), torch.tensor([[64.0, -64.0]] * 3))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@of_the_zoo()
 def test_every_model_of_the_zoo_is_quantized_for_any_batch(name):
     model, inputs = zoo_model(name)
     many = torch.rand(32, *inputs.shape[1:], generator=torch.Generator().manual_seed(0))
@@ -130,6 +129,7 @@ def test_every_model_of_the_zoo_is_quantized_for_any_batch(name):
     assert stored_bytes(quantized) < 0.5 * stored_bytes(model)
 
 
+@pytest.mark.slow
 def test_the_accuracy_on_digits_stays(dense, digits, capfd, caplog):
     quantized = int8(dense, data=digits.train, stratified=True)
     for part in (digits.train, digits.test):
@@ -143,6 +143,7 @@ def test_the_accuracy_on_digits_stays(dense, digits, capfd, caplog):
     }
 
 
+@pytest.mark.slow
 def test_calibration_is_drawn_by_seed(dense, images, digits):
     with pytest.warns(UserWarning, match="no sample of"):
         first, again, other = (
@@ -218,6 +219,7 @@ def test_gates_hold(dense, digits):
     assert np.sqrt(np.mean((one - other) ** 2)) < 0.1 * one.std()
 
 
+@pytest.mark.slow
 def test_foreign_models():
     from torchvision.models import mobilenet_v3_small
 

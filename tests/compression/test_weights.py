@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from zoo import zoo_model
+from zoo import of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.compression.weights import scale, weights
@@ -61,7 +61,7 @@ def test_one_bit_is_the_sign_times_the_mean_size():
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
-@pytest.mark.parametrize("name", fairlib.models.MODELS)
+@of_the_zoo()
 def test_every_channel_of_the_zoo_has_at_most_as_many_values(name, bits):
     model, images = zoo_model(name)
     quantized = fairlib.quantize(model, "weights", bits=bits)

@@ -187,6 +187,7 @@ def test_groups_of_one_distribution_are_not_told_apart():
         assert t_interval(naive[:, other] - naive[:, one], level=0.99).low > 0.05
 
 
+@pytest.mark.slow
 def test_at_the_optimum_of_the_sample_the_debiased_square_is_below_zero():
     """A fit to the same samples pulls the groups' gradients below their noise, by tr Sigma / |D| in
     expectation.

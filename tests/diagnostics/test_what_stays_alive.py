@@ -47,6 +47,7 @@ def alive() -> tuple[int, int]:
     return len(tensors), sum(each.untyped_storage().nbytes() for each in tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fairlib.diagnostics.ConvergenceWarning", "ignore:.*chance")
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_outlives_a_call(name):

@@ -74,6 +74,7 @@ def test_culling_and_thinning_each_have_a_training(gated, images, objective):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [2304, 1792, 900, 600, 300, 200, 128])
 def test_the_network_is_the_largest_that_culling_in_order_and_thinning_can_give(
     gated, images, objective, budget
@@ -186,6 +187,7 @@ def test_factors_come_in_sequences(gated, images, objective, widths):
         deepreduce(gated, relus=9, data=images, objective=objective, train=TRAIN, widths=widths)
 
 
+@pytest.mark.slow
 def test_a_small_budget_never_loses_all_relus_where_stages_are_told_by_resolution(images):
     gated = gate(
         fairlib.build("mobilenetv2", num_classes=3, in_channels=1, image_size=8, width=0.25, seed=0)

@@ -35,6 +35,7 @@ def test_the_loss_has_the_lasso_and_its_gradient_reaches_the_gates(gated, images
         assert torch.allclose(one.alpha.grad, 0.3 * one.alpha.sign())
 
 
+@pytest.mark.slow
 def test_the_penalty_grows_when_no_relu_was_lost_and_the_phase_ends_with_the_budget(learn):
     linear = learn(700, train=QUICK | {"lr": 0.005}, penalty=1e-3)
     history = fairlib.history(linear)
@@ -64,6 +65,7 @@ def test_gates_become_binary_buffers_and_stay_through_a_training(learn, images):
     )
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_goes_the_same_way_further(learn):
     slow = QUICK | {"lr": 0.005}
     large, small = (fairlib.history(learn(relus, train=slow)) for relus in (1800, 300))

@@ -83,6 +83,7 @@ def test_fit_narrows_the_gap():
     assert gaps[1] < gaps[0] - 0.3
 
 
+@pytest.mark.slow
 def test_a_study_takes_the_dense_model_for_the_reference(monkeypatch):
     seen = []
     original = fairlib.AccuracyGap.relative_to

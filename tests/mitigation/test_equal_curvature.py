@@ -169,6 +169,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("within", [nn.Identity, nn.Dropout, nn.BatchNorm1d, _Noisy])
 @pytest.mark.parametrize("population", ["groups", "all"])
@@ -389,6 +390,7 @@ def test_pruned_weights_stay_zero_and_batch_statistics_alone():
     )
 
 
+@pytest.mark.slow
 def test_fit_narrows_norms_and_eigenvalues():
     """Where a group's labels are those of the others turned around, so that its gradient and
     curvature stay large."""
@@ -450,6 +452,7 @@ def test_errors():
         fairlib.fit(network(nn.ReLU), one, constraint=fairlib.EqualCurvature())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "last"), [("bfloat16", False), ("float32", True)])
 def test_other_precisions_and_memory_formats_follow_the_plain_ones(precision, last, monkeypatch):
     images = fairlib.load("digits", seed=0).train.subset(range(0, 450, 5))

@@ -92,6 +92,7 @@ def test_dual_ascent_reaches_the_solution_of_a_constrained_problem(violation):
     assert multipliers.item() == pytest.approx(1.25)
 
 
+@pytest.mark.slow
 def test_noise_lets_absolute_multipliers_rise_and_signed_ones_wander():
     """The mean of |noise| is sd * sqrt(2 / pi), and no gap is there."""
     noise = torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * 0.1

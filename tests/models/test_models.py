@@ -55,6 +55,7 @@ def test_every_model_gives_logits_at_every_size(name, channels, size):
     assert [m.mean.numel() for m in model.modules() if isinstance(m, Normalize)] == [channels]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_is_copied_and_is_pruned(name, images):
     width = 1.0 if name in ("mlp", "cnn", "tiny-resnet") else 0.1
@@ -221,6 +222,7 @@ def test_width_for_is_the_nearest_of_all_widths(weights):
     assert distances[round(width * 10_000) - 1] == distances.min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width"),
     [("tiny-resnet", 0.37), ("resnet10", 0.37), ("vgg19", 1.6), ("mobilenetv2", 0.6)],

@@ -55,6 +55,7 @@ def _make_trained(model: nn.Module, images: torch.Tensor) -> None:
         model.train()(images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_outputs_and_parameters_at_224_pixels_and_1000_classes(name):
     constructor, parameters = PEERS[name]

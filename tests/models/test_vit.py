@@ -72,6 +72,7 @@ def test_it_is_factorized_and_teaches(trained, digits):
         fairlib.distil(fairlib.build("vit-tiny", like=train, seed=3), 0.5, data=train)
 
 
+@pytest.mark.slow
 def test_it_is_audited_and_costs(trained, digits):
     test = digits[1]
     pruned = fairlib.prune(trained, "magnitude", sparsity=0.9)
@@ -84,6 +85,7 @@ def test_it_is_audited_and_costs(trained, digits):
     assert cost["parameters"].iloc[0] == 77_530 and cost["macs"].iloc[0] > 300_000
 
 
+@pytest.mark.slow
 def test_its_group_gradients_are_those_of_plain_torch(trained, digits):
     test = digits[1]
     norms = group_gradients(trained, test)["norm"]

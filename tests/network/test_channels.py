@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import RECTIFIED, lively, zoo_model
+from zoo import RECTIFIED, lively, of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.network import channels, masks
@@ -125,7 +125,7 @@ def test_what_is_tied_to_inputs_or_outputs_is_left_out():
     assert not channels.coupled_channels(nn.Linear(4, 2), torch.rand(1, 4))
 
 
-@pytest.mark.parametrize("name", RECTIFIED)
+@of_the_zoo(RECTIFIED)
 def test_a_removed_channel_has_no_effect_whatever_its_layers_put_out(name):
     model, inputs = zoo_model(name)
     sets = channels.coupled_channels(model, inputs)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import RECTIFIED, lively, zoo_model
+from zoo import RECTIFIED, lively, of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.linearization import count, gate
@@ -31,7 +31,7 @@ def _same_outputs(small: nn.Module, model: nn.Module, inputs: Tensor) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", RECTIFIED)
+@of_the_zoo(RECTIFIED)
 def test_every_model_of_the_zoo_gives_the_same_outputs_with_fewer_weights(name):
     model, inputs = zoo_model(name)
     pruned = filter_norm(model, sparsity=0.7, data=inputs)

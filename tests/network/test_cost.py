@@ -127,6 +127,7 @@ def test_a_gate_takes_a_bit_for_each_relu_unless_they_are_alike():
     assert kept(torch.arange(10) < 3) == (2, 3)
 
 
+@pytest.mark.slow
 def test_int8_costs_what_its_network_does_but_bytes_and_relus(cnn, images):
     dense = fairlib.fit(cnn, images, epochs=1)
     table = cost(

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from zoo import RECTIFIED, zoo_model
+from zoo import RECTIFIED, of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.linearization import count, gate
@@ -40,7 +40,7 @@ def test_a_learning_gate_is_a_leaky_relu_whose_gradient_is_minus_its_negative_in
     assert torch.allclose(one.alpha.grad, (-hidden.clamp(max=0)).sum(0))
 
 
-@pytest.mark.parametrize("name", RECTIFIED)
+@of_the_zoo(RECTIFIED)
 def test_gated_models_of_the_zoo_compute_the_same_and_have_the_same_weights(name):
     model, inputs = zoo_model(name)
     gated = gate(model)
@@ -64,6 +64,7 @@ def test_without_any_relu_a_residual_network_is_affine(name):
     assert not torch.allclose(bent((x + y) / 2), (bent(x) + bent(y)) / 2, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "relus"), [("resnet18", 491_520), ("resnet34", 901_120), ("wrn-22-8", 1_359_872)]
 )
@@ -78,6 +79,7 @@ def test_the_counts_of_the_papers_networks_at_32_pixels(name, relus):
         assert table.attrs["total"] - relus == 32_768
 
 
+@pytest.mark.slow
 def test_the_count_depends_on_the_image_size():
     model = fairlib.build("resnet18", num_classes=10, image_size=64)
     assert count(model).attrs["total_without_stem"] == 1_966_080

@@ -357,6 +357,7 @@ def test_a_relu_that_is_called_from_above_its_parent_is_split():
     assert len(gates.gates(gated)) == 2 and torch.equal(gated(inputs), model(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["resnet50", "densenet121", "googlenet", "mobilenet_v2", "shufflenet_v2_x0_5", "squeezenet1_1"],

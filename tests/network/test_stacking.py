@@ -7,14 +7,14 @@ import copy
 import pytest
 import torch
 from torch import nn
-from zoo import SIZES, different, far, zoo_model
+from zoo import SIZES, different, far, of_the_zoo, zoo_model
 
 import fairlib
 from fairlib.network import masks, stacking
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", sorted(set(SIZES) - {"mobilenetv2", "vit-tiny"}))
+@of_the_zoo(sorted(set(SIZES) - {"mobilenetv2", "vit-tiny"}))
 def test_a_stack_computes_what_its_members_compute(name, training):
     inputs = torch.cat([zoo_model(name)[1] + shift for shift in (0.0, 0.1, -0.1)]).double()
     members = [

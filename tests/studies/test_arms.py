@@ -42,6 +42,7 @@ def trainings(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_the_rows_of_an_arm_are_those_of_a_study_with_that_arm_alone():
     arms = {
         "plain": Arm("prune:magnitude"),
@@ -168,6 +169,7 @@ HOLDING_OUT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "function"), HOLDING_OUT, ids=lambda value: value if isinstance(value, str) else ""
 )

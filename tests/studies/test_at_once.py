@@ -28,6 +28,7 @@ ARMS = {
 }
 
 
+@pytest.mark.slow
 def test_the_rows_are_those_of_one_seed_after_the_other_up_to_rounding():
     settings = SETTINGS | {
         "train": {"epochs": 6, "batch_size": 16}
@@ -93,6 +94,7 @@ def test_a_diverging_seed_is_left_out_and_the_others_go_on():
     assert [run["seed"] for run in table.attrs["diverged"]] == [0, 1] and not len(table)
 
 
+@pytest.mark.slow
 def test_whether_it_pays_is_asked_of_each_training():
     def model(splits, seed):
         return fairlib.build(

@@ -67,6 +67,7 @@ def test_kept_is_the_share_of_bytes_and_the_level_is_text():
     ]
 
 
+@pytest.mark.slow
 def test_a_pipeline_with_one_method_at_its_control_is_the_other_method():
     arms = {"both": Arm(["prune:magnitude", "quantize:weights"], levels=[(0.0, 3), (0.8, 32)]),
             "prune": Arm("prune:magnitude", levels=[0.8]), "quantize": Arm("quantize:weights", levels=[3])}  # fmt: skip
@@ -76,6 +77,7 @@ def test_a_pipeline_with_one_method_at_its_control_is_the_other_method():
     assert losses["both", "0.8 + 32"] == losses["prune", "0.8"]
 
 
+@pytest.mark.slow
 def test_every_kind_runs_in_one_study_and_shares_the_control():
     arms = {
         "prune": Arm("prune:magnitude", levels=[0.5]),
@@ -98,6 +100,7 @@ def test_every_kind_runs_in_one_study_and_shares_the_control():
     assert table["loss"].notna().all()
 
 
+@pytest.mark.slow
 def test_mitigation_reaches_a_student_and_its_finetuning():
     seen = {}
     fair = ("equal-loss", {"step": 0.05})
@@ -115,6 +118,7 @@ def test_mitigation_reaches_a_student_and_its_finetuning():
     assert ("dense", "after") not in held
 
 
+@pytest.mark.slow
 def test_a_student_is_held_to_the_constraint_of_a_training_before(trainings):
     fair = {"mitigation": ("equal-loss", {"step": 0.05}), "when": "before"}
     study(**SMALL | NOT_TUNED, method="distil:alone", levels=[0.5], **fair)

@@ -291,6 +291,7 @@ def test_a_study_of_linearization_has_budgets_and_a_distilled_control():
         )
 
 
+@pytest.mark.slow
 def test_a_mitigated_study_of_linearization_is_algorithm_1():
     longer = LINEAR | {"finetune": {"epochs": 3}}  # Multipliers are zero in the first epoch.
     table = study(
@@ -357,6 +358,7 @@ def test_a_teacher_at_chance_is_named_by_its_seed():
     assert table["kept"].min() == 0.5
 
 
+@pytest.mark.slow
 def test_a_diagnostic_may_have_settings():
     model = ("cnn", {"channels": (4, 8), "hidden": (16, 8)})
     settings = dict(

@@ -97,6 +97,7 @@ def changes(library, monkeypatch):
     return changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", HARMLESS)
 def test_docstrings_comments_and_formatting_void_no_entry(
     cnn, images, tmp_path, counted, changes, edit
@@ -112,6 +113,7 @@ def test_code_that_no_training_runs_voids_no_entry(library, changes, name):
     assert not changes(find(library, name), lambda text: text + "\nONE = 1\n")
 
 
+@pytest.mark.slow
 def test_code_that_training_runs_imports_nothing_that_is_left_out():
     names = [
         path.relative_to(environment.LIBRARY).with_suffix("")
@@ -126,6 +128,7 @@ def test_code_that_training_runs_imports_nothing_that_is_left_out():
     assert not [name for name in imported if any(map(name.is_relative_to, cache._LEFT_OUT))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", HARMFUL)
 @pytest.mark.parametrize(
     "name", ["training/together.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"]

@@ -442,6 +442,7 @@ def test_bad_arguments_are_refused_as_ever(images, cnn):
         fairlib.fit(cnn, alone, constraint=fairlib.EqualLoss(step=0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", [False, True])
 def test_a_study_is_carried_out_in_slots(clock, monkeypatch):
     settings = dict(data="digits", model="cnn", method="prune:magnitude", levels=[0.5, 0.9])

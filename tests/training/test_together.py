@@ -123,6 +123,7 @@ def test_one_that_diverges_leaves_the_others_alone(digits):
         fairlib.fit_many(models, digits, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

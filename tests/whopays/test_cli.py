@@ -262,6 +262,7 @@ def test_data_that_a_plan_does_not_look_for_are_those_that_come_with_the_package
     assert {*plan.NO_FILES, "parabola"} == set(tables.EMBEDDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "heavy"),
     [

@@ -61,6 +61,7 @@ def test_the_recorded_simulation_names_the_statistics_that_no_claim_may_be_decid
     assert (losses["false"] > 0.25).all() and losses["excused"].all()
 
 
+@pytest.mark.slow
 def test_seeds_that_split_one_pool_assert_more_than_the_pool_shows():
     """Of 300 studies 5 % are 15; the interval over seeds is false in far more, the corrected one in
     no more than 5 %."""

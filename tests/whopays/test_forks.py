@@ -56,6 +56,7 @@ def test_a_module_runs_and_its_status_comes_back(server, tmp_path, name, forked)
     assert (int(parent) == server.pid) is forked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 5), (signal.SIGKILL, -9)])
 def test_an_interrupt_and_the_end_of_who_asked_reach_it(server, tmp_path, number, status):
     with ask(server, tmp_path, "socket", "60") as asked:

@@ -157,6 +157,7 @@ def test_a_claim_that_came_after_its_table_is_marked(tmp_path):
     assert outside == {} and "outside a complete git checkout" in page(asked_of, tmp_path)
 
 
+@pytest.mark.slow
 def test_claims_are_registered_before_the_tables_that_decide_them():
     """Since the rule is tested. Older claims, and new ones on older tables, are listed by the
     ledger."""
@@ -430,6 +431,7 @@ def test_a_ledger_is_the_same_twice(tmp_path):
     assert (tmp_path / "a.md").read_bytes() == (tmp_path / "b.md").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_books_ledger_has_one_target_for_each_claim(tmp_path):
     ledger.write(FILE, tmp_path, tmp_path / "a.md")
     text = (tmp_path / "a.md").read_text(encoding="utf-8")

@@ -267,11 +267,13 @@ class TestCode:
 
         return changes
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("edit", HARMLESS)
     @pytest.mark.parametrize("package", ["fairlib", "whopays"])
     def test_docstrings_comments_and_formatting_do_not_count(self, changes, package, edit):
         assert not changes(package, edit)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["cli", "grids", "ledger", "plan", "verify"])
     def test_grids_ledger_and_verification_do_not_count(self, changes, name):
         assert not changes(f"whopays/{name}", other_body, "fairlib.audit(before, after, test)")
@@ -281,6 +283,7 @@ class TestCode:
         assert not changes(name, other_body)
         assert changes(name, other_body, "!fairlib audit predictions.csv") == {"fairlib"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("edit", HARMFUL)
     @pytest.mark.parametrize(
         "name",
@@ -629,6 +632,7 @@ class TestKernel:
         assert (project / "out" / "run.json").exists()
         assert not list(project.glob("out.tmp-*"))
 
+    @pytest.mark.slow
     def test_a_full_disk_is_an_error_and_leaves_nothing(self, project):
         big = "import numpy as np, pandas as pd\nfrom whopays import record\n"
         big += "record(pd.DataFrame({'x': np.random.default_rng(0).random(500_000)}));"

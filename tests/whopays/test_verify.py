@@ -114,6 +114,7 @@ def off(amount: float, column: str = "accuracy"):
     return change
 
 
+@pytest.mark.slow
 def test_a_table_agrees_with_a_run_of_its_notebook(project, capsys):
     table = record()
     assert cli.main(["verify", str(table)]) == 0

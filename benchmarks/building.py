@@ -1,0 +1,86 @@
+"""Time that an environment, the book and the tests take at two commits, in turns.
+
+``python benchmarks/building.py BEFORE [AFTER] --steps env "book QUICK=1" test --rounds 1``
+
+Each commit is cloned and gets an environment of its own by ``make env``, which is timed once. Then, in each round,
+every step is a cold ``make`` of one clone and after it of the other. CPU seconds hold all processes that the step
+started, also those whose parents have ended: this process takes their place, as the subreaper of Linux. Wall seconds
+mean something only on a machine with nothing else to do, of whose other work ``others`` has the mean number of busy
+cores."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import resource
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+
+from fairlib import environment
+
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+PR_SET_CHILD_SUBREAPER = 36  # From <linux/prctl.h>.
+
+
+def busy() -> float:
+    """CPU seconds that all processes of the machine have taken since it started."""
+    with open("/proc/stat") as file:
+        user, nice, system = file.readline().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(folder: Path, step: str) -> dict[str, float]:
+    """Wall and CPU seconds of ``make`` with the words of a step, and the cores that others kept busy."""
+    start, before, all_before = time.monotonic(), _children(), busy()
+    with open(folder.with_suffix(".log"), "a") as log:
+        subprocess.run(["make", *step.split()], cwd=folder, stdout=log, stderr=log, check=True)
+    wall = time.monotonic() - start
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    cpu = _children() - before
+    return {"wall": wall, "cpu": cpu, "others": (busy() - all_before - cpu) / wall}
+
+
+def _children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("commits", nargs="+", help="one or two, the earlier one first")
+    parser.add_argument("--steps", nargs="+", default=["env", "book QUICK=1", "book", "test"])
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        clones = {commit: Path(folder, f"clone-{commit}") for commit in given.commits}
+        for commit, clone in clones.items():
+            subprocess.run(["git", "clone", "-q", Path(__file__).parents[1], clone], check=True)
+            subprocess.run(["git", "checkout", "-q", "--detach", commit], cwd=clone, check=True)
+        for turn in range(given.rounds):
+            for step in given.steps:
+                if step == "env" and turn:
+                    continue
+                for commit, clone in clones.items():
+                    if step.startswith("book"):
+                        subprocess.run(["make", "clean"], cwd=clone, check=True, capture_output=True)
+                    rows.append({"commit": commit, "step": step, "round": turn, **timed(clone, step)})
+                    print(rows[-1], flush=True)
+    table = pd.DataFrame(rows)
+    where = environment.describe("cpu")
+    table["hardware"] = f"{where['cpu']}, {os.cpu_count()} cores"
+    table.to_csv(RESULTS / "building.csv", index=False, float_format="%.4g", lineterminator="\n")
+
+
+if __name__ == "__main__":
+    main()
