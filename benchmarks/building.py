@@ -1,12 +1,12 @@
 """Time that an environment, the book and the tests take at two commits, in turns.
 
-``python benchmarks/building.py BEFORE [AFTER] --steps env "book QUICK=1" test --rounds 1``
+``python benchmarks/building.py BEFORE AFTER --steps env "book QUICK=1" test --rounds 1``
 
-Each commit is cloned and gets an environment of its own by ``make env``, which is timed once. Then, in each round,
-every step is a cold ``make`` of one clone and after it of the other. CPU seconds hold all processes that the step
-started, also those whose parents have ended: this process takes their place, as the subreaper of Linux. Wall seconds
-mean something only on a machine with nothing else to do, of whose other work ``others`` has the mean number of busy
-cores."""
+Each commit is cloned and gets an environment of its own by ``make env``, once. In each round every
+other step is a cold ``make`` of one clone and then of the other. CPU seconds are those of all
+processes that a step started, also of those whose parents have ended: this process takes their
+place, as Linux's subreaper. Wall seconds mean something only where nothing else runs; ``others`` is
+the mean number of cores that other processes kept busy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ import pandas as pd
 
 from fairlib import environment
 
-RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "results" / "benchmarks"
 PR_SET_CHILD_SUBREAPER = 36  # From <linux/prctl.h>.
 
 
@@ -35,7 +36,7 @@ def busy() -> float:
 
 
 def timed(folder: Path, step: str) -> dict[str, float]:
-    """Wall and CPU seconds of ``make`` with the words of a step, and the cores that others kept busy."""
+    """Wall and CPU seconds of ``make`` with the words of a step, and what others took."""
     start, before, all_before = time.monotonic(), _children(), busy()
     with open(folder.with_suffix(".log"), "a") as log:
         subprocess.run(["make", *step.split()], cwd=folder, stdout=log, stderr=log, check=True)
@@ -47,6 +48,12 @@ def timed(folder: Path, step: str) -> dict[str, float]:
             break
     cpu = _children() - before
     return {"wall": wall, "cpu": cpu, "others": (busy() - all_before - cpu) / wall}
+
+
+def git(*words: object) -> str:
+    """Answer of git, asked about this repository."""
+    command = ["git", "-C", REPOSITORY, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _children() -> float:
@@ -61,25 +68,28 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        clones = {commit: Path(folder, f"clone-{commit}") for commit in given.commits}
-        for commit, clone in clones.items():
-            subprocess.run(["git", "clone", "-q", Path(__file__).parents[1], clone], check=True)
-            subprocess.run(["git", "checkout", "-q", "--detach", commit], cwd=clone, check=True)
-        for turn in range(given.rounds):
-            for step in given.steps:
-                if step == "env" and turn:
-                    continue
-                for commit, clone in clones.items():
-                    if step.startswith("book"):
-                        subprocess.run(["make", "clean"], cwd=clone, check=True, capture_output=True)
-                    rows.append({"commit": commit, "step": step, "round": turn, **timed(clone, step)})
-                    print(rows[-1], flush=True)
-    table = pd.DataFrame(rows)
     where = environment.describe("cpu")
-    table["hardware"] = f"{where['cpu']}, {os.cpu_count()} cores"
-    table.to_csv(RESULTS / "building.csv", index=False, float_format="%.4g", lineterminator="\n")
+    hardware, rows = f"{where['cpu']}, {os.cpu_count()} cores", []
+    with tempfile.TemporaryDirectory() as folder:
+        clones = {}
+        for name in given.commits:
+            commit = git("rev-parse", "--short", name)
+            clones[commit] = Path(folder, f"clone-{commit}")
+            git("clone", "--quiet", REPOSITORY, clones[commit])
+            git("-C", clones[commit], "checkout", "--quiet", "--detach", commit)
+        turns = [(turn, step) for turn in range(given.rounds) for step in given.steps]
+        for turn, step in turns:
+            if step == "env" and turn:
+                continue
+            for commit, clone in clones.items():
+                if step.startswith("book"):
+                    subprocess.run(["make", "clean"], cwd=clone, check=True, capture_output=True)
+                row = {"commit": commit, "step": step, "round": turn, **timed(clone, step)}
+                print(row, flush=True)
+                rows.append({**row, "hardware": hardware})
+                # After each step, since all of them together take an hour.
+                table = pd.DataFrame(rows)
+                table.to_csv(RESULTS / "building.csv", index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":
