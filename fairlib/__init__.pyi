@@ -26,6 +26,7 @@ from .linearization import linearize as linearize
 from .mitigation import AccuracyGap as AccuracyGap
 from .mitigation import EqualAccuracy as EqualAccuracy
 from .mitigation import EqualCurvature as EqualCurvature
+from .mitigation import EqualizedOdds as EqualizedOdds
 from .mitigation import EqualLoss as EqualLoss
 from .mitigation import GroupDRO as GroupDRO
 from .mitigation import Reweight as Reweight

@@ -73,6 +73,7 @@ WORDS = {
     "equal-loss": "equal losses",
     "equal-curvature": "equal curvature",
     "equal-accuracy": "equal accuracies",
+    "equalized-odds": "equalized odds",
     "accuracy-gap": "accuracy gap",
     "group-dro": "group DRO",
     "reweight": "reweighting",

@@ -9,6 +9,7 @@ from fairlib.mitigation.accuracy_gap import AccuracyGap
 from fairlib.mitigation.equal_accuracy import EqualAccuracy
 from fairlib.mitigation.equal_curvature import EqualCurvature
 from fairlib.mitigation.equal_loss import EqualLoss
+from fairlib.mitigation.equalized_odds import EqualizedOdds
 from fairlib.mitigation.group_dro import GroupDRO
 from fairlib.mitigation.reweight import Reweight
 from fairlib.training import Constraint
@@ -19,6 +20,7 @@ __all__ = [
     "EqualAccuracy",
     "EqualCurvature",
     "EqualLoss",
+    "EqualizedOdds",
     "GroupDRO",
     "Reweight",
 ]
@@ -28,6 +30,7 @@ MITIGATIONS: dict[str, type[Constraint]] = {
     "equal-curvature": EqualCurvature,
     "accuracy-gap": AccuracyGap,
     "equal-accuracy": EqualAccuracy,
+    "equalized-odds": EqualizedOdds,
     "group-dro": GroupDRO,
     "reweight": Reweight,
 }

@@ -93,6 +93,7 @@ CONSTRAINTS = [
     fairlib.GroupDRO(step=0.1),
     fairlib.Reweight(),
     fairlib.EqualAccuracy(),
+    fairlib.EqualizedOdds(step=0.5),
     fairlib.AccuracyGap(step=0.1),
 ]
 
@@ -113,7 +114,7 @@ def test_replayed_is_called_to_the_bit(name, augment, images):
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
 def test_a_constraint_is_replayed_with_its_state(constraint, images, cnn):
-    training = Training(cnn, images, dict(epochs=3, batch_size=40, constraint=constraint))
+    training = Training(cnn, images, dict(epochs=6, lr=0.1, batch_size=40, constraint=constraint))
     assert same(*replayed([training]), called(training))
 
 
