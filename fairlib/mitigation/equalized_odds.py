@@ -20,9 +20,9 @@ class EqualizedOdds(Lagrangian, Constraint):
 
     :math:`E_{ya}` is the share of wrong answers among the samples of the group whose true answer is
     :math:`y`, the *cell* (y, a), and :math:`E_y` that among all samples with this answer. With two
-    classes that makes the groups' true and false positive rates equal. Where one answer is rare,
-    always giving the other one is nearly as accurate in each group, which satisfies a constraint on
-    losses or accuracies; here it counts as an error rate of 1.
+    classes that makes the groups' true and false positive rates equal. Where an answer is rare in
+    a group, the group's accuracy and mean loss hardly show that it is never given; here that is an
+    error rate of 1.
 
     Rates cannot be differentiated, so that losses :math:`J` take their place in the descent (a
     proxy Lagrangian): each step descends on :math:`J(B) + \sum_{ya} \lambda_{ya} (J(B_{ya}) -
@@ -32,7 +32,9 @@ class EqualizedOdds(Lagrangian, Constraint):
     gaps' place.
 
     Args:
-        step: Dual step :math:`s`, positive; there is one multiplier for each cell.
+        step: Dual step :math:`s`, positive; there is one multiplier for each cell. Five epochs of
+            finetuning on CelebA, hair by gender, took 0.1 to 0.3, and a step of 1 was too large: as
+            a signed multiplier grows, the descent raises the losses of cells that are well off.
         violation, tolerance, population, cap, restart: Arguments of
             :class:`fairlib.mitigation.lagrangian.Lagrangian`, within each answer. Multipliers of
             signed violations come to rest where the rates are equal, which the losses then need not

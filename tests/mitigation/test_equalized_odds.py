@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from constrained import batch_of, linear, opposed, plain
-from fairlearn.metrics import MetricFrame, false_positive_rate, true_positive_rate
 from fairlearn.reductions import EqualizedOdds, ExponentiatedGradient
 from sklearn.linear_model import LogisticRegression
 
@@ -96,11 +95,6 @@ def test_it_is_as_fair_and_as_accurate_as_the_reduction_of_fairlearn():
         model = fairlib.fit(linear(), data, **settings, constraint=constraint)
         named = model(data.inputs).argmax(1).numpy()
         found.append(differences(named, answer, group))
-        frame = MetricFrame(
-            metrics={"false": false_positive_rate, "true": true_positive_rate},
-            y_true=answer, y_pred=named, sensitive_features=group,
-        )  # fmt: skip
-        np.testing.assert_allclose(frame.difference(), found[-1][0])
     (before, _), (after, own) = found
     assert before.max() > 0.2
     assert max(rates.max(), after.max()) < 0.03
