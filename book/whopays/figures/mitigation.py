@@ -58,7 +58,8 @@ HELD = {
 """Columns that equal losses may bring together: the part where they are measured, and a label."""
 
 _EXTRA = {"epochs": "", "time": ", time"}
-_ORDER = ["not pruned", "none", *FIVE]
+_ORDER = ["not pruned", "none", *FIVE, "equalized-odds"]
+_STAGES = {"pruned": "compressed", "not pruned": "control"}
 _RUN = ["mitigation", "strength", "budget", "stage", "seed"]
 _COLUMNS = ["accuracy", "gradient_norm", "curvature_largest"]
 _ARMS = ["none", "equal-loss-weak", "equal-loss", "equal-curvature"]
@@ -155,9 +156,9 @@ def gaps_and_accuracies(study: DataFrame) -> Figure:
     chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
     chance = chance.set_index("gap by chance").sort_values("accuracy")
     figure, axes = new_figure(2, height=4.6, sharey=True)
-    kinds = {"by multipliers": FIVE[:2] + FIVE[4:], "by weights": FIVE[2:4]}
+    kinds = {"by multipliers": FIVE[:2] + _ORDER[6:], "by weights": FIVE[2:4]}
     for axis, (title, names) in zip(axes, kinds.items(), strict=True):
-        _pareto(axis, found[found["mitigation"].isin([*_ORDER[:2], *names])])
+        _pareto(axis, found[found["mitigation"].isin(_ORDER[:2] + names)])
         axis.plot(chance, ":", color="#777777", label="chance")
         axis.set_title(title)
         accuracy(axis.xaxis, "gap in test accuracy")
@@ -226,7 +227,7 @@ def net_answers(study: DataFrame) -> DataFrame:
     """List the right answers that each group gains in a test part: means with intervals."""
     rows: tables.Contents = {
         (name, words): dict(own)
-        for words, stage in (("pruned", "compressed"), ("not pruned", "control"))
+        for words, stage in _STAGES.items()
         for name, own in answer_changes(study, stage).items()
     }
     return tables.means(rows, names=["mitigation", "network"], digits=0)
@@ -244,7 +245,7 @@ def given_back(study: DataFrame) -> Figure:
     gaps: dict[str, dict[str, Series]] = {"none": {}}
     taken: dict[str, dict[str, Series]] = {}
     for name in names:
-        for words, stage in (("pruned", "compressed"), ("not pruned", "control")):
+        for words, stage in _STAGES.items():
             at = {"stage": stage, "split": "test", "budget": "epochs"}
             gaps.setdefault(name, {})[words] = effects.contrast_rows(
                 study,
