@@ -145,6 +145,9 @@ def name_and_settings(kind: str, choice: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _value(what: str, text: str) -> Any:
+    # YAML 1.1 reads 2:4 in base sixty, as 124.
+    if re.fullmatch(r"\d+:\d+", text):
+        return text
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:

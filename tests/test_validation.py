@@ -76,6 +76,10 @@ def test_settings_may_follow_the_name():
         "equal-loss",
         {"step": 0.001},
     )
+    assert name_and_settings("method", "prune:snip:granularity=2:4:exclude=[a.b]") == (
+        "prune:snip",
+        {"granularity": "2:4", "exclude": ["a.b"]},
+    )
     for choice in (("cnn:width=1", {"width": 2}), "cnn:width=1:width=2"):
         with pytest.raises(TypeError, match="width of model 'cnn' is given twice"):
             name_and_settings("model", choice)

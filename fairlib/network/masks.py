@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_type, lookup
+from fairlib._validation import check_many, check_type, lookup
 from fairlib.network import keeping
 from fairlib.network.copying import copied, refuse_lazy
 from fairlib.network.keeping import MASK
@@ -25,23 +25,28 @@ from fairlib.network.keeping import MASK
 ATTENTION = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 """Names of the input weights of ``nn.MultiheadAttention``."""
 
-_LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+"""Layers whose ``weight`` has the axes output, input, and those of a kernel."""
 
 
-def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
+def prunable(model: nn.Module, exclude: Iterable[str] = ()) -> dict[str, nn.Parameter]:
     """List the weights that pruning may zero: those of convolutions and linear layers.
 
     Biases and normalization are never among them.
+
+    Args:
+        model: Any module.
+        exclude: Names of weights to leave out.
 
     Returns:
         Parameter name, as in ``named_parameters``, to parameter, in the order of the model's
         modules. Weights outside a mask are zero (:func:`fairlib.network.keeping.settle`).
 
     Raises:
-        TypeError: If the model is no module.
-        ValueError: If there are none; if a layer shares its weight with another module; or if a
-            weight is computed from others, by ``torch.nn.utils.prune`` or a parametrization, so
-            that zeroing it would not hold.
+        TypeError: If the model is no module, or ``exclude`` is a single name.
+        ValueError: If there are none; if a name is unknown; if a layer shares its weight with
+            another module; or if a weight is computed from others, by ``torch.nn.utils.prune`` or a
+            parametrization, so that zeroing it would not hold.
 
     Example:
         >>> from torch import nn
@@ -76,7 +81,13 @@ def prunable(model: nn.Module) -> dict[str, nn.Parameter]:
         raise ValueError(
             f"{type(model).__name__} has no prunable weight: no convolution and no linear layer"
         )
-    return weights
+    excluded = check_many("exclude", exclude)
+    for name in excluded:
+        lookup("prunable weight", name, weights)
+    left = {name: weight for name, weight in weights.items() if name not in excluded}
+    if not left:
+        raise ValueError(f"exclude must leave a weight to prune, got all: {', '.join(excluded)}")
+    return left
 
 
 def read_masks(model: nn.Module) -> dict[str, Tensor]:
@@ -202,7 +213,7 @@ def _places(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield the places of weights that can be pruned: name in the model, module, and name in it."""
     for prefix, layer in model.named_modules():
         names: Iterable[str] = ()
-        if isinstance(layer, _LAYERS):
+        if isinstance(layer, LAYERS):
             names = ("weight",)
         elif isinstance(layer, nn.MultiheadAttention):
             names = (name for name in ATTENTION if getattr(layer, name, None) is not None)

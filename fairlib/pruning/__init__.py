@@ -1,8 +1,9 @@
 """Pruning, one method a file. :func:`prune` calls them by name.
 
 >>> from fairlib.pruning import PRUNERS, SPARSITY_SCHEDULES
->>> list(PRUNERS)
-['magnitude', 'filter-norm', 'fpgm', 'snip', 'lottery', 'fairgrape', 'bip', 'bifp', 'random']
+>>> list(PRUNERS)  # doctest: +NORMALIZE_WHITESPACE
+['magnitude', 'filter-norm', 'fpgm', 'snip', 'wanda', 'lottery', 'fairgrape', 'bip', 'bifp',
+ 'random']
 >>> [name for name, pruner in PRUNERS.items() if pruner.trains]
 ['lottery', 'bip', 'bifp']
 >>> list(SPARSITY_SCHEDULES)
@@ -27,7 +28,9 @@ from fairlib.pruning.lottery import lottery
 from fairlib.pruning.magnitude import magnitude
 from fairlib.pruning.random import random_pruning
 from fairlib.pruning.schedules import SPARSITY_SCHEDULES, gradual, iterative
+from fairlib.pruning.selection import PATTERN
 from fairlib.pruning.snip import snip
+from fairlib.pruning.wanda import wanda
 from fairlib.training.compressors import Kind, Method, Settings
 from fairlib.training.loop import check_arguments, check_training
 
@@ -50,6 +53,7 @@ PRUNERS: dict[str, Method] = {
     "filter-norm": Method(filter_norm, takes=("data",)),
     "fpgm": Method(fpgm, takes=("data",)),
     "snip": Method(snip, takes=("data",)),
+    "wanda": Method(wanda, takes=("data",)),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
     "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False),
@@ -74,10 +78,11 @@ def prune(
 
     Args:
         model: Any module with convolutions or linear layers; not changed.
-        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"lottery"``,
-            ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
+        method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"wanda"``,
+            ``"lottery"``, ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights, in [0, 1)
-            (:func:`fairlib.network.masks.prunable`).
+            (:func:`fairlib.network.masks.prunable`); of a method with ``exclude=`` among those that
+            it does not name.
         data: The training set. ``"magnitude"`` and ``"random"`` need none; ``"filter-norm"`` and
             ``"fpgm"`` use only the shape of its inputs, and also take a tensor of inputs.
         train: Arguments of :func:`fairlib.fit` for each training; only for a method or a schedule
@@ -89,7 +94,8 @@ def prune(
             or a pair of such a name and its settings. ``"lottery"``, ``"bip"`` and ``"bifp"`` have
             a schedule of their own.
         seed: Seed of the method's random choices and of its trainings.
-        **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``.
+        **settings: Further arguments of the method, such as ``scope="layer"`` of ``"magnitude"``,
+            or ``granularity="2:4"`` of ``"magnitude"``, ``"snip"``, ``"wanda"`` and ``"random"``.
 
     Returns:
         A copy in eval mode whose pruned weights are zero, and stay zero in any further training
@@ -154,19 +160,18 @@ def check_pruner(
     """Check the arguments of :func:`prune` before anything is trained.
 
     Raises:
-        ValueError: If a name is unknown, a method that has its own schedule is given another, or
-            ``train`` is given although nothing is trained.
+        ValueError: If a name is unknown, a method or a granularity that has its own schedule is
+            given another, or ``train`` is given although nothing is trained.
         TypeError: If a setting is unknown.
     """
     pruner = lookup("pruning method", method, PRUNERS)
     pruner.check(f"pruning method {method!r}", settings, level="sparsity")
     name, options = name_and_settings("schedule", schedule)
     lookup("schedule", name, SPARSITY_SCHEDULES).check(f"schedule {name!r}", options)
-    if name != "one-shot" and pruner.trains:
-        raise ValueError(
-            f"pruning method {method!r} has its own schedule; schedule must be 'one-shot', "
-            f"got {name!r}"
-        )
+    granularity = settings.get("granularity")
+    if name != "one-shot" and (pruner.trains or granularity == PATTERN):
+        owner = f"pruning method {method!r}" if pruner.trains else f"granularity {granularity!r}"
+        raise ValueError(f"{owner} has its own schedule; schedule must be 'one-shot', got {name!r}")
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(
             f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train="

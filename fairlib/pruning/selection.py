@@ -1,10 +1,16 @@
-"""From scores to masks: keep the weights of highest score, exactly as many as asked."""
+"""From scores to masks: keep the weights of highest score, exactly as many as asked.
+
+Ranked are all weights together, those of a layer, those of an output, or four successive ones.
+"""
 
 import torch
 from torch import Tensor, nn
 
-from fairlib._validation import check_number
+from fairlib._validation import check_number, lookup
 from fairlib.network import masks
+
+PATTERN = "2:4"
+"""Name of the granularity in which two of every four successive weights are zero."""
 
 
 def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -> dict[str, Tensor]:
@@ -28,21 +34,12 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
         ValueError: If a score is NaN, all scores are zero, or the model is already sparser than
             asked.
     """
-    masks.check_scores(scores)
-    if not any(score.any() for score in scores.values()):
-        raise ValueError(
-            f"all scores of {', '.join(scores)} are zero: they tell no weight from another"
-        )
-    before = masks.read_masks(model)
-    kept_before = [
-        before.get(name, torch.ones_like(score, dtype=torch.bool)) for name, score in scores.items()
-    ]
-    pairs = zip(scores.values(), kept_before, strict=True)
-    flat = torch.cat([_ranked(score.detach(), mask) for score, mask in pairs])
+    kept_before = _kept_before(model, scores)
+    flat = torch.cat([_ranked(score.detach(), kept_before[name]) for name, score in scores.items()])
     # An emptied layer cuts the network in two: whatever is asked, one weight of each stays. A layer
     # that an earlier mask has emptied has none to keep.
-    alive = sum(bool(mask.any()) for mask in kept_before)
-    already = sum(int((~mask).sum()) for mask in kept_before)
+    alive = sum(bool(mask.any()) for mask in kept_before.values())
+    already = sum(int((~mask).sum()) for mask in kept_before.values())
     count = min(round(sparsity * flat.numel()), flat.numel() - alive)
     if count < already:
         raise ValueError(
@@ -55,20 +52,30 @@ def keep_highest(model: nn.Module, scores: dict[str, Tensor], sparsity: float) -
 
 
 def keep_highest_within(
-    model: nn.Module, scores: dict[str, Tensor], sparsity: float, scope: str
+    model: nn.Module,
+    scores: dict[str, Tensor],
+    sparsity: float,
+    scope: str,
+    granularity: str = "weight",
 ) -> dict[str, Tensor]:
-    """Call :func:`keep_highest` for all weights together or for each layer alone.
+    """Keep the highest scores of all weights together, or of each layer, output or block alone.
 
     Args:
         model: The model of the weights.
         scores: Parameter name to scores of the weight's shape.
         sparsity: Share of zeros among the scored weights, in [0, 1).
-        scope: ``"global"`` or ``"layer"``.
+        scope: ``"global"`` or ``"layer"`` for :func:`keep_highest` of all or of each tensor;
+            ``"output"`` for :func:`keep_highest_of_each`.
+        granularity: ``"weight"``; or ``"2:4"`` for :func:`keep_two_of_four`, whatever the scope.
 
     Raises:
-        ValueError: If ``scope`` is neither, or :func:`keep_highest` refuses the scores or the
-            sparsity.
+        ValueError: If ``scope`` or ``granularity`` is none of these, or the scores or the sparsity
+            are refused.
     """
+    if lookup("granularity", granularity, {"weight": False, PATTERN: True}):
+        return keep_two_of_four(model, scores, sparsity)
+    if scope == "output":
+        return keep_highest_of_each(model, scores, sparsity)
     if scope == "global":
         return keep_highest(model, scores, sparsity)
     if scope == "layer":
@@ -76,7 +83,102 @@ def keep_highest_within(
             name: keep_highest(model, {name: score}, sparsity)[name]
             for name, score in scores.items()
         }
-    raise ValueError(f"scope must be 'global' or 'layer', got {scope!r}")
+    raise ValueError(f"scope must be 'global', 'layer' or 'output', got {scope!r}")
+
+
+def keep_two_of_four(
+    model: nn.Module, scores: dict[str, Tensor], sparsity: float
+) -> dict[str, Tensor]:
+    """Make masks of the pattern 2:4: of four weights those with the two highest scores are kept.
+
+    The four are successive along the axis of the inputs, at one output and, of a convolution, at
+    one position of the kernel: what TensorRT and the sparse tensor cores of NVIDIA read as 2:4.
+    ``torch.sparse.to_sparse_semi_structured`` takes matrices alone, whose rows have the pattern:
+    the weight of a linear layer, and ``weight.movedim(1, -1).flatten(1)`` of a convolution.
+
+    Args:
+        model: The model of the weights; only the masks that it has are read.
+        scores: Parameter name to scores of the weight's shape.
+        sparsity: 0.5, what the pattern means.
+
+    Returns:
+        Parameter name to bool tensor of the weight's shape, True where the weight is kept. Of equal
+        scores those of the first inputs are pruned; weights that are masked already go before any
+        other.
+
+    Raises:
+        ValueError: If ``sparsity`` is another, four does not divide the inputs of a layer (names
+            it, and the layers that take the pattern), more than two of a block are pruned already,
+            or the scores are refused (:func:`keep_highest`).
+
+    Source:
+        Mishra et al., Accelerating sparse deep neural networks (arXiv 2104.08378); TensorRT's
+        developer guide, "Structured sparsity".
+    """
+    if sparsity != 0.5:
+        raise ValueError(
+            f"granularity {PATTERN!r} prunes two of every four weights, all at once: sparsity must "
+            f"be 0.5, got {sparsity}"
+        )
+    # A last block filled up with zeros that are no weights would lose fewer than half of its own.
+    odd = [name for name, score in scores.items() if score.shape[1] % 4]
+    if odd:
+        raise ValueError(
+            f"granularity {PATTERN!r} needs a multiple of four inputs; exclude={odd} leaves out "
+            "the layers that have another number, and the pattern fits "
+            f"{', '.join(name for name in scores if name not in odd) or 'no other'}"
+        )
+    return keep_highest_of_each(model, scores, sparsity, 4)
+
+
+def keep_highest_of_each(
+    model: nn.Module, scores: dict[str, Tensor], sparsity: float, size: int = 0
+) -> dict[str, Tensor]:
+    """Make masks that keep the weights of highest score, ranked within each output or block.
+
+    Of n weights exactly ``min(round(sparsity * n), n - 1)`` are pruned, of equal scores the first
+    with the inputs counted before the next position of a kernel.
+
+    Args:
+        model: The model of the weights; only the masks that it has are read.
+        scores: Parameter name to scores of the weight's shape, outputs first and inputs second.
+        sparsity: Share of zeros among the scored weights, in [0, 1).
+        size: Number of successive inputs of a block; 0 for all weights of an output.
+
+    Raises:
+        ValueError: If the scores are refused (:func:`keep_highest`), or an output or block is
+            already sparser than asked.
+    """
+    keep = {}
+    for name, mask in _kept_before(model, scores).items():
+        ranked = scores[name].detach().masked_fill(~mask, -torch.inf).movedim(1, -1)
+        rows = ranked.reshape(-1, size or mask[0].numel())
+        each = rows.shape[1]
+        count = min(round(sparsity * each), each - 1)
+        # With exactly ``count`` zeros a weight would return that is masked.
+        if (rows.isneginf().sum(1) > count).any():
+            raise ValueError(
+                f"sparsity {sparsity} asks for {count} zeros among {each} weights of {name}, "
+                "where more are pruned already"
+            )
+        lowest = rows.argsort(dim=1, stable=True)[:, :count]
+        kept = torch.ones_like(rows, dtype=torch.bool).scatter(1, lowest, False)
+        keep[name] = kept.reshape(ranked.shape).movedim(-1, 1)
+    return keep
+
+
+def _kept_before(model: nn.Module, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Check scores, and read the masks that their weights have so far."""
+    masks.check_scores(scores)
+    if not any(score.any() for score in scores.values()):
+        raise ValueError(
+            f"all scores of {', '.join(scores)} are zero: they tell no weight from another"
+        )
+    before = masks.read_masks(model)
+    return {
+        name: before.get(name, torch.ones_like(score, dtype=torch.bool))
+        for name, score in scores.items()
+    }
 
 
 def _ranked(score: Tensor, mask: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """SNIP: zero the weights whose removal would change the loss least, to first order."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
@@ -7,10 +9,17 @@ from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.memory import add_gradients
 from fairlib.pruning.gradients import mean_gradient, scored_copy
-from fairlib.pruning.selection import keep_highest
+from fairlib.pruning.selection import keep_highest_within
 
 
-def snip(model: nn.Module, *, sparsity: float, data: GroupedDataset) -> nn.Module:
+def snip(
+    model: nn.Module,
+    *,
+    sparsity: float,
+    data: GroupedDataset,
+    granularity: str = "weight",
+    exclude: Iterable[str] = (),
+) -> nn.Module:
     r"""Zero the weights of smallest connection sensitivity, without retraining.
 
     With a factor :math:`c_j` on every weight, the sensitivity is the gradient of the mean
@@ -37,13 +46,15 @@ def snip(model: nn.Module, *, sparsity: float, data: GroupedDataset) -> nn.Modul
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The samples to score with, usually the training set. The paper takes one batch: 100
             samples on MNIST, 128 on CIFAR-10.
+        granularity, exclude: Those of :func:`fairlib.pruning.magnitude`.
 
     Returns:
         A masked copy in eval mode.
 
     Raises:
         ValueError: If a score is NaN, all scores are zero (every sample is fitted to the last
-            digit), or the model is already sparser than asked.
+            digit), the model is already sparser than asked, a name is unknown, or a layer cannot
+            take the pattern.
 
     Source:
         Lee, Ajanthan, Torr, SNIP: single-shot network pruning based on connection sensitivity (ICLR
@@ -51,8 +62,9 @@ def snip(model: nn.Module, *, sparsity: float, data: GroupedDataset) -> nn.Modul
     """
     scored = scored_copy(model, data)
     gradients = mean_gradient(scored, data, torch.arange(len(data)))
-    weights = masks.prunable(scored)
+    weights = masks.prunable(scored, exclude)
     # The magnitude, not the signed product: a weight matters to the loss whether its removal would
     # raise the loss or lower it.
     scores = {name: (weight * gradients[name]).abs() for name, weight in weights.items()}
-    return add_gradients(masks.with_masks(model, keep_highest(model, scores, sparsity)), len(data))
+    keep = keep_highest_within(model, scores, sparsity, "global", granularity)
+    return add_gradients(masks.with_masks(model, keep), len(data))

@@ -120,7 +120,7 @@ def test_bad_input(cnn):
         TypeError, match="unknown setting 'scop' for pruning method 'magnitude'; known: scope"
     ):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scop="layer")
-    with pytest.raises(ValueError, match="'global' or 'layer', got 'block'"):
+    with pytest.raises(ValueError, match="'global', 'layer' or 'output', got 'block'"):
         fairlib.prune(cnn, "magnitude", sparsity=0.5, scope="block")
     sparse = fairlib.prune(cnn, "magnitude", sparsity=0.9)
     with pytest.raises(ValueError, match="pruned already"):

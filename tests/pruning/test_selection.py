@@ -36,7 +36,7 @@ def test_bad_scores_are_refused():
         keep_highest(model, {"weight": torch.tensor([[1.0, torch.nan, 0.0]])}, 0.5)
     with pytest.raises(ValueError, match="all scores of weight are zero"):
         keep_highest(model, {"weight": torch.zeros(1, 3)}, 0.5)
-    with pytest.raises(ValueError, match="'global' or 'layer', got 'row'"):
+    with pytest.raises(ValueError, match="'global', 'layer' or 'output', got 'row'"):
         keep_highest_within(model, {"weight": torch.ones(1, 3)}, 0.5, "row")
 
 
