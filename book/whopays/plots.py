@@ -67,6 +67,7 @@ WORDS = {
     "senet": "SENet",
     "lottery": "lottery tickets",
     "snip": "SNIP",
+    "wanda": "Wanda",
     "fpgm": "FPGM",
     "fairgrape": "FairGRAPE",
     "equal-loss-weak": "equal losses, weak",

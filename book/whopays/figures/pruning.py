@@ -129,9 +129,9 @@ def exemplar_shares(table: DataFrame) -> Figure:
 
 
 def by_removal(study: DataFrame) -> Figure:
-    """Draw the average and the difference of drops, a line for weights and one for channels."""
+    """Draw the average and the difference of drops, a line for each way to prune."""
     sizes = effects.select(study, split="train", stage="control")["size"]
-    return paid(study, "method", f"groups of {sizes.min()} to {sizes.max()} training images")
+    return paid(study, "arm", f"groups of {sizes.min()} to {sizes.max()} training images")
 
 
 def paid(study: DataFrame, by: str, title: str = "", labels: Mapping[str, str] = _PAYS) -> Figure:
@@ -207,12 +207,11 @@ def against_full_width(study: DataFrame, task: str, length: int) -> DataFrame:
         for level, own in values.items():
             at = np.log(number[width, level])
             same = [np.interp(at, known, row[::-1]) for row in full.to_numpy()]
-            # Beyond the sparsities of width 1 there is nothing to interpolate between.
-            inside = known[0] <= at <= known[-1]
             table[width, level] = {
                 "weights left": number[width, level],
                 "minus width 1, same sparsity": own - full[level],
-                "minus width 1, same number": own - same if inside else None,
+                # Beyond the sparsities of width 1 there is nothing to interpolate between.
+                "minus width 1, same number": own - same if known[0] <= at <= known[-1] else None,
             }
     return tables.means(table, names=[f"width, {task}", "sparsity"])
 
