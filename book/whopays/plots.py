@@ -70,6 +70,7 @@ WORDS = {
     "wanda": "Wanda",
     "fpgm": "FPGM",
     "fairgrape": "FairGRAPE",
+    "fairprune": "FairPrune",
     "equal-loss-weak": "equal losses, weak",
     "equal-loss": "equal losses",
     "equal-curvature": "equal curvature",

@@ -2,8 +2,8 @@
 
 >>> from fairlib.pruning import PRUNERS, SPARSITY_SCHEDULES
 >>> list(PRUNERS)  # doctest: +NORMALIZE_WHITESPACE
-['magnitude', 'filter-norm', 'fpgm', 'snip', 'wanda', 'lottery', 'fairgrape', 'bip', 'bifp',
- 'random']
+['magnitude', 'filter-norm', 'fpgm', 'snip', 'wanda', 'lottery', 'fairgrape', 'fairprune', 'bip',
+ 'bifp', 'random']
 >>> [name for name, pruner in PRUNERS.items() if pruner.trains]
 ['lottery', 'bip', 'bifp']
 >>> list(SPARSITY_SCHEDULES)
@@ -22,6 +22,7 @@ from fairlib.network import masks, quantizers
 from fairlib.network.copying import check_module
 from fairlib.pruning.bifp import bifp, bip, epochs_within
 from fairlib.pruning.fairgrape import fairgrape
+from fairlib.pruning.fairprune import fairprune
 from fairlib.pruning.filter_norm import filter_norm
 from fairlib.pruning.fpgm import fpgm
 from fairlib.pruning.lottery import lottery
@@ -56,6 +57,7 @@ PRUNERS: dict[str, Method] = {
     "wanda": Method(wanda, takes=("data",)),
     "lottery": Method(lottery, takes=("data", "train", "seed")),
     "fairgrape": Method(fairgrape, takes=("data",)),
+    "fairprune": Method(fairprune, takes=("data", "seed")),
     "bip": Method(bip, takes=("data", "train", "val", "seed"), constrained=False),
     "bifp": Method(bifp, takes=("data", "train", "val", "seed"), constrained=False),
     "random": Method(random_pruning, takes=("seed",)),
@@ -79,7 +81,7 @@ def prune(
     Args:
         model: Any module with convolutions or linear layers; not changed.
         method: ``"magnitude"``, ``"filter-norm"``, ``"fpgm"``, ``"snip"``, ``"wanda"``,
-            ``"lottery"``, ``"fairgrape"``, ``"bip"``, ``"bifp"`` or ``"random"``.
+            ``"lottery"``, ``"fairgrape"``, ``"fairprune"``, ``"bip"``, ``"bifp"`` or ``"random"``.
         sparsity: Share of zeros among the prunable weights, in [0, 1)
             (:func:`fairlib.network.masks.prunable`); of a method with ``exclude=`` among those that
             it does not name.

@@ -12,7 +12,7 @@ from fairlib.data import GroupedDataset
 from fairlib.network import masks
 from fairlib.network.evaluation import check_logits, placement
 from fairlib.network.memory import add_gradients
-from fairlib.pruning.gradients import mean_gradient, scored_copy
+from fairlib.pruning.gradients import check_groups, mean_gradient, scored_copy
 
 BATCH_SIZE = 64
 """Largest number of samples per gradient, as in the paper."""
@@ -68,9 +68,7 @@ def fairgrape(
         Lin, Kim, Joo, FairGRAPE: fairness-aware gradient pruning method for face attribute
         classification (ECCV 2022).
     """
-    missing = [name for name, size in data.group_sizes.items() if not size]
-    if missing:
-        raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
+    check_groups(data)
     score = published_importance if as_published else importance
     scores = score(model, data, BATCH_SIZE)
     if not any(values.any() for values in scores.values()):

@@ -44,6 +44,17 @@ def _is_fresh(module: _BatchNorm) -> bool:
     return not mean.any() and bool((variance == 1).all())
 
 
+def check_groups(data: GroupedDataset) -> None:
+    """Refuse data in which a group has no sample.
+
+    Raises:
+        ValueError: If one has none; names it.
+    """
+    missing = [name for name, size in data.group_sizes.items() if not size]
+    if missing:
+        raise ValueError(f"group {missing[0]!r} has no sample in the data; every group needs one")
+
+
 def mean_gradient(scored: nn.Module, data: GroupedDataset, index: Tensor) -> dict[str, Tensor]:
     r"""Compute :math:`\nabla_w \frac1n \sum_i \ell_i` over the samples at ``index`` ``(n,)``.
 
