@@ -599,10 +599,9 @@ def prices(study: DataFrame) -> Figure:
     names = {level: level if isinstance(level, str) else f"{level:g}" for level in found["level"]}
     figure, axes = new_figure(2, height=0.9 + 0.42 * found.iloc[:, 0].nunique(), sharey=True)
     for axis, column in zip(axes, ("average", "difference"), strict=True):
-        parts = found.groupby(found.columns[0], sort=False)
         own = {
             arm: {names[at]: rows[column] for at, rows in part.groupby("level")}
-            for arm, part in parts
+            for arm, part in found.groupby(found.columns[0], sort=False)
         }
         intervals(axis, own)
     accuracy(axes[0].xaxis, "drop of the average accuracy\nagainst the control")
