@@ -62,7 +62,8 @@ def fairprune(
             mode.
         sparsity: Share of zeros among the prunable weights, in [0, 1).
         data: The training set; at least two groups, each with a sample.
-        beta: Weight :math:`\beta \ge 0` of the other groups. 0 asks only what U needs.
+        beta: Weight :math:`\beta \ge 0` of the other groups; the default is ours. At 0 only what
+            U needs counts.
         samples: Most samples of a group to score with, drawn at random. Of the tenth of the weights
             kept in the network "cnn" on UTKFace, 256 find 93 to 96 % of those that 1,100 find.
         seed: Seed of the draw.
