@@ -120,7 +120,7 @@ def test_the_weights_of_highest_score_stay(groups, half):
 
 
 @pytest.mark.parametrize("worse", [0, 1])
-def test_the_groups_worst_off_is_spared(worse):
+def test_the_group_worst_off_is_spared(worse):
     """Two pixels, each read in one group alone: the pixel of the group that errs more stays."""
     groups = torch.tensor([0, 0, 1, 1])
     inputs = torch.eye(2)[groups] * torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
