@@ -2,9 +2,9 @@
 
 >>> from fairlib.linearization import LINEARIZERS
 >>> list(LINEARIZERS)
-['snl', 'deepreduce', 'senet', 'random', 'preactivation']
+['snl', 'deepreduce', 'senet', 'random', 'preactivation', 'polynomial']
 >>> [name for name, linearizer in LINEARIZERS.items() if not linearizer.trains]
-['random', 'preactivation']
+['random', 'preactivation', 'polynomial']
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from torch import nn
 from fairlib._validation import check_number, lookup
 from fairlib.data import GroupedDataset
 from fairlib.linearization.deepreduce import criticality, deepreduce
+from fairlib.linearization.polynomial import polynomial
 from fairlib.linearization.preactivation import preactivation
 from fairlib.linearization.random import random_gates
 from fairlib.linearization.senet import budgets, feeding_layers, senet
@@ -48,6 +49,7 @@ LINEARIZERS: dict[str, Method] = {
     "senet": Method(senet, takes=("data", "objective", "train", "seed")),
     "random": Method(random_gates, takes=("seed",)),
     "preactivation": Method(preactivation, takes=("data",)),
+    "polynomial": Method(polynomial, takes=("data", "seed")),
 }
 
 FINETUNE: dict[str, Any] = {"epochs": 5, "lr": 1e-3}
@@ -69,14 +71,16 @@ def linearize(
     seed: int = 0,
     **settings: Any,
 ) -> nn.Module:
-    """Replace ReLUs by the identity, by a method of :data:`fairlib.linearization.LINEARIZERS`.
+    """Replace ReLUs by the identity, or by quadratics, by a method of
+    :data:`fairlib.linearization.LINEARIZERS`.
 
     Every ReLU becomes a gate (:func:`fairlib.linearization.gate`), the method chooses those that
     stay, and the network is finetuned by distillation from the model that was given.
 
     Args:
         model: A trained model; not changed. One that was linearized before loses more of its ReLUs.
-        method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``.
+        method: ``"snl"``, ``"deepreduce"``, ``"senet"``, ``"random"`` or ``"preactivation"``; or
+            ``"polynomial"``, which puts quadratics in the place of lines.
         data: The training set.
         budget: Share of ReLUs to keep, in [0, 1], of all ReLUs that the model ever had, the stem's
             included.
@@ -106,6 +110,8 @@ def linearize(
             gated.
         TypeError: If a setting is unknown, or an argument is of another type.
         RuntimeError: If a method does not reach the budget.
+        FloatingPointError: If values become NaN or infinite: a training diverges, or no quadratic
+            can be fitted.
 
     Example:
         Without its ReLUs a network is a straight line: the output halfway between two inputs is

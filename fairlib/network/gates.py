@@ -1,9 +1,9 @@
-"""ReLU gates: which ReLUs of a module are kept, and which are the identity.
+"""ReLU gates: which ReLUs of a module are kept, and which are the identity or a quadratic.
 
 A gate takes the place of a ReLU. Its buffer ``keep`` says for every unit, a channel at a position,
-whether the ReLU is kept; otherwise its input passes unchanged. While a method learns what to keep,
-the gate also has a parameter ``alpha`` and mixes the two. The ReLU itself stays a module in the
-gate.
+whether the ReLU is kept; otherwise its input passes unchanged, or through a quadratic if the gate
+has the parameter ``quadratic``. While a method learns what to keep, the gate also has a parameter
+``alpha`` and mixes the two. The ReLU itself stays a module in the gate.
 """
 
 import copy
@@ -25,16 +25,17 @@ from fairlib.network.memory import memory_of, remember
 from fairlib.network.relu_calls import RELUS, refuse_unsplit, split, watch
 from fairlib.randomness import generator
 
-_BUFFER = "keep"
+_BUFFER, _QUADRATIC = "keep", "quadratic"
 
 
 class Gate(nn.Module):
-    r"""A ReLU that is the identity where it is not kept.
+    r"""A ReLU that is the identity, or a quadratic, where it is not kept.
 
     With mask :math:`m \in \{0, 1\}^{C \times H \times W}` the output is
     :math:`m \, \mathrm{ReLU}(x) + (1 - m) \, x`. While ``alpha`` is learned, :math:`\alpha m`
     takes the place of the mask; where the ReLU is kept, the output on negative inputs is
-    :math:`(1 - \alpha) x`: one minus a leaky slope.
+    :math:`(1 - \alpha) x`: one minus a leaky slope. With coefficients :math:`a, b, c` of a channel,
+    :math:`a x^2 + b x + c` takes the place of the :math:`x` outside the ReLU.
 
     Args:
         activation: The ReLU, an ``nn.ReLU``, ``nn.ReLU6`` or ``nn.LeakyReLU``; the gate holds a
@@ -47,6 +48,8 @@ class Gate(nn.Module):
         keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average
             buffers of bools.
         alpha: Parameter while it is learned (:func:`relax`), else None.
+        quadratic: Parameter ``(C, 3, 1, 1)`` or ``(D, 3)`` of the coefficients of x squared, x and
+            1, or None; whichever method takes ReLUs of this gate later, they become quadratics.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -54,6 +57,7 @@ class Gate(nn.Module):
 
     keep: Tensor
     alpha: nn.Parameter | None
+    quadratic: nn.Parameter | None
 
     def __init__(self, activation: nn.Module, shape: Sequence[int], position: int = 0):
         super().__init__()
@@ -62,9 +66,11 @@ class Gate(nn.Module):
             self.activation.inplace = False
         self.register_buffer(_BUFFER, torch.ones(*shape, dtype=torch.uint8))
         self.register_parameter("alpha", None)
+        self.register_parameter(_QUADRATIC, None)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the ReLU of inputs ``(N, *shape)`` where it is kept, and pass on the others.
+        """Compute the ReLU of inputs ``(N, *shape)`` where it is kept, and pass on the others, or
+        their quadratics.
 
         Raises:
             ValueError: If the inputs have another shape: the gates of a network belong to one image
@@ -78,6 +84,9 @@ class Gate(nn.Module):
             )
         active = self.activation(inputs)
         share = self.keep if self.alpha is None else self.alpha * self.keep
+        if self.quadratic is not None:
+            square, slope, offset = self.quadratic.to(inputs.dtype).unbind(1)
+            inputs = (square * inputs + slope) * inputs + offset
         # Exact at 0 and 1, and faster than torch.where.
         return torch.lerp(inputs, active, share.to(inputs.dtype))
 
@@ -140,7 +149,8 @@ def insert_gates(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Modul
 
     Args:
         model: Its ReLUs become gates that keep all of them, called in the order of the state.
-        state_dict: The state of a gated model; only names and shapes of its masks are used.
+        state_dict: The state of a gated model; only names and shapes of its masks and quadratics
+            are used.
 
     Returns:
         The model.
@@ -162,6 +172,9 @@ def insert_gates(model: nn.Module, state_dict: Mapping[str, Tensor]) -> nn.Modul
         # A module that is no ReLU has a buffer of this name that is somebody else's.
         if isinstance(modules[name], RELUS):
             _replace(model, modules[name], Gate(modules[name], mask.shape, position))
+        found, quadratic = model.get_submodule(name), state_dict.get(f"{name}.{_QUADRATIC}")
+        if isinstance(found, Gate) and quadratic is not None:
+            found.quadratic = nn.Parameter(torch.empty_like(quadratic, device=found.keep.device))
     return model
 
 
