@@ -59,13 +59,13 @@ def polynomial(
         FloatingPointError: If inputs of a gate are NaN or infinite on the data.
 
     Source:
-        Mishra et al., Delphi (USENIX Security 2020), whose code replaces whole layers by one fixed
-        quadratic, 0.1997, 0.5002 and 0.1992, blends it in over 100 epochs and clips gradients; Lou
-        et al., SAFENet (ICLR 2021), which replaces channels by polynomials of several degrees; Peng
-        et al., AutoReP (ICCV 2023), which learns single ReLUs to replace and fits a quadratic to
-        the distribution of each channel. The latter two we know second-hand. Values that escape:
-        Garimella et al., Sisyphus (PPML 2021). Our choices are the random places, the fit to the
-        observed values rather than to a normal distribution, and its order.
+        Mishra et al., Delphi (USENIX Security 2020), which replaces whole layers: its code has one
+        quadratic for all, 0.1997, 0.5002 and 0.1992, blends it in over 100 epochs and clips
+        gradients. Lou et al., SAFENet (ICLR 2021), known to us by its abstract: channels, and
+        polynomials of several degrees. Peng et al., AutoReP (ICCV 2023), which learns single ReLUs
+        to replace: its code has the fits to normals of variance 1 and 2. Values that escape:
+        Garimella et al., Sisyphus (PPML 2021). Our choices are the random places, fits to observed
+        values in their order, and coefficients that are trained.
 
     Example:
         >>> import torch
