@@ -10,9 +10,6 @@ from fairlib.models.normalization import fill_normalization
 from fairlib.network import gates
 from fairlib.network.evaluation import outputs, placement
 
-_CUTOFF = 1e-10
-"""Relative size below which an eigenvalue of a Gram matrix counts as zero."""
-
 
 def polynomial(
     model: nn.Module,
@@ -35,9 +32,10 @@ def polynomial(
 
     Quadratics grow faster than what they were fitted to: values that leave this range leave it
     further in every layer. So layers are fitted one after the other, in the order of a forward
-    pass, each to the inputs that the quadratics before it give. If all were fitted to the inputs in
-    ``model``, the loss could be a million nats, and the finetuning would end at a constant. A
-    training that diverges all the same is an error; lower its learning rate.
+    pass, each to the inputs that the quadratics before it give: if all were fitted to the inputs in
+    ``model``, the loss could begin at a million nats. And a step of training moves coefficients by
+    the mean over their places, not by the sum (:class:`fairlib.network.gates.Gate`). A training
+    that diverges all the same is an error; lower its learning rate.
 
     Args:
         model: A model with gates; not changed. Places that an earlier method has made linear become
@@ -75,20 +73,20 @@ def polynomial(
         >>> normal = torch.distributions.Normal(0, 1).icdf((torch.arange(9999) + 1) / 10_000)
         >>> data = GroupedDataset(normal[:, None], [0] * 9999, [0] * 9999, target_names=["one"])
         >>> model = gate(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.ReLU()), data)
-        >>> polynomial(model, relus=0, data=data)[1].quadratic.data.round(decimals=2)
+        >>> polynomial(model, relus=0, data=data)[1].coefficients.data.round(decimals=2)
         tensor([[0.2000, 0.5000, 0.2000]])
     """
     kept = gates.keep_relus(model, gates.drawn(model, granularity, seed), relus)
     curved, before = gates.with_gates(model, kept), gates.gates(model)
-    losing = [name for name, mask in kept.items() if not mask.all()]
-    if losing:
-        fill_normalization(curved, data)
-    for name in losing:
-        gates.gates(curved)[name].quadratic = _fitted(curved, name, before[name], data)
+    for name, gate in gates.gates(curved).items():
+        if not kept[name].all():
+            fill_normalization(curved, data)
+            fitted = _fitted(curved, name, before[name], data)
+            gate.quadratic = nn.Parameter(fitted * gate.keep[0].numel() ** 0.5)
     return curved
 
 
-def _fitted(model: nn.Module, name: str, before: gates.Gate, data: GroupedDataset) -> nn.Parameter:
+def _fitted(model: nn.Module, name: str, before: gates.Gate, data: GroupedDataset) -> Tensor:
     """Fit what a gate computed before, by channel, where it has lost its ReLUs: ``(C, 3, ...)``."""
     gate = gates.gates(model)[name]
     lost, moments = gate.keep == 0, []
@@ -111,11 +109,10 @@ def _fitted(model: nn.Module, name: str, before: gates.Gate, data: GroupedDatase
         )
     # In units of the channel's root mean square, so that the cutoff does not depend on its scale.
     # Where x has fewer than three values, the shortest of the best coefficients are taken.
-    unit = (sums[:, 2] / sums[:, 0].clamp(min=1)).sqrt()
-    unit = unit.where(unit > 0, 1)[:, None]
+    unit = (sums[:, [2]] / sums[:, [0]].clamp(1)).sqrt().clamp(1e-30)
     scale = unit ** torch.tensor([-2, -1, 0], device=unit.device)
     gram = sums[:, [[4, 3, 2], [3, 2, 1], [2, 1, 0]]] * scale[:, None] * scale[:, :, None]
-    inverse = torch.linalg.pinv(gram, rtol=_CUTOFF, hermitian=True)
+    inverse = torch.linalg.pinv(gram, rtol=1e-10, hermitian=True)
     fitted = (inverse @ (scale * sums[:, [7, 6, 5]])[:, :, None])[..., 0] * scale
     shape = (*fitted.shape, *[1] * (lost.ndim - 1))
-    return nn.Parameter(fitted.view(shape).to(placement(model)[1]))
+    return fitted.view(shape).to(placement(model)[1])

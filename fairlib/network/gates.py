@@ -48,8 +48,9 @@ class Gate(nn.Module):
         keep: Buffer, uint8 ``shape``, 1 where the ReLU is kept, else 0; torch cannot average
             buffers of bools.
         alpha: Parameter while it is learned (:func:`relax`), else None.
-        quadratic: Parameter ``(C, 3, 1, 1)`` or ``(D, 3)`` of the coefficients of x squared, x and
-            1, or None; whichever method takes ReLUs of this gate later, they become quadratics.
+        quadratic: Parameter ``(C, 3, 1, 1)`` or ``(D, 3)``, or None: :math:`\sqrt{HW}` times the
+            ``coefficients`` of x squared, x and 1. Whichever method takes ReLUs of this gate later,
+            they become quadratics.
 
     Source:
         Cho et al., Selective network linearization for efficient private inference (ICML 2022).
@@ -84,11 +85,20 @@ class Gate(nn.Module):
             )
         active = self.activation(inputs)
         share = self.keep if self.alpha is None else self.alpha * self.keep
-        if self.quadratic is not None:
-            square, slope, offset = self.quadratic.to(inputs.dtype).unbind(1)
+        if (quadratics := self.coefficients) is not None:
+            square, slope, offset = quadratics.to(inputs.dtype).unbind(1)
             inputs = (square * inputs + slope) * inputs + offset
         # Exact at 0 and 1, and faster than torch.where.
         return torch.lerp(inputs, active, share.to(inputs.dtype))
+
+    @property
+    def coefficients(self) -> Tensor | None:
+        """Coefficients of the quadratics, ``(C, 3, 1, 1)`` or ``(D, 3)``; None without any."""
+        # The gradient of a coefficient is a sum over all places of its channel. In the units of the
+        # parameter a step moves it by their mean, as if each place had its own. Otherwise a
+        # learning rate that is right for the weights lets the quadratics of large layers run away:
+        # the loss stays finite, and the network comes to answer with one class.
+        return None if self.quadratic is None else self.quadratic / self.keep[0].numel() ** 0.5
 
 
 def gate(model: nn.Module, data: GroupedDataset | Tensor | None = None) -> nn.Module:

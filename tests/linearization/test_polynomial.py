@@ -53,7 +53,7 @@ def test_each_channel_has_the_least_squares_fit_to_the_inputs_that_earlier_quadr
             values = x[:, channel][:, lost].ravel() if x.ndim == 4 else x[:, channel]
             if lost.any() and len(np.unique(values)) > 5:
                 expected = np.polyfit(values, np.maximum(values, 0), 2)
-                found = one.quadratic[channel].detach().flatten()
+                found = one.coefficients[channel].detach().flatten()
                 assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -65,7 +65,7 @@ def normal(size=20_000, mean=0.0, deviation=1.0) -> GroupedDataset:
 
 def fit_to(data) -> list[float]:
     model = gate(nn.Sequential(nn.Flatten(), nn.ReLU()), data)
-    return polynomial(model, relus=0, data=data)[1].quadratic.flatten().tolist()
+    return polynomial(model, relus=0, data=data)[1].coefficients.flatten().tolist()
 
 
 def test_the_fit_to_a_standard_normal_is_that_of_its_hermite_expansion_and_of_delphi():
@@ -101,9 +101,17 @@ def test_places_are_those_of_random_gates_and_counted_exactly(cnn, curved, image
 def test_a_gate_by_hand():
     one = gates.Gate(nn.ReLU(), (2, 1, 2))
     one.keep[:, :, 1] = 0
-    one.quadratic = nn.Parameter(torch.tensor([[2.0, 3.0, 5.0], [-1.0, 0.0, 7.0]])[..., None, None])
+    coefficients = torch.tensor([[2.0, 3.0, 5.0], [-1.0, 0.0, 7.0]])[..., None, None]
+    one.quadratic = nn.Parameter(math.sqrt(2) * coefficients)
     inputs = torch.tensor([[[[-1.0, -1.0]], [[4.0, 4.0]]]])
-    assert one(inputs).tolist() == [[[[0.0, 4.0]], [[4.0, -9.0]]]]
+    assert one(inputs).flatten().tolist() == pytest.approx([0.0, 4.0, 4.0, -9.0], rel=1e-6)
+    optimizer = torch.optim.SGD(one.parameters(), lr=1.0)
+    one(inputs).sum().backward()
+    before = one.coefficients.detach()
+    optimizer.step()
+    moved = (one.coefficients.detach() - before).flatten(1)
+    # The mean of x^2, x and 1 over two places, of which one has no ReLU.
+    assert torch.allclose(moved, -torch.tensor([[1.0, -1.0, 1.0], [16.0, 4.0, 1.0]]) / 2)
     one.double()
     inputs = torch.randn(3, 2, 1, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(one, inputs)
@@ -147,7 +155,7 @@ def test_coefficients_survive_copies_restoring_export_and_a_second_choice(cnn, c
     fewer = random_gates(curved, relus=100)
     one = fewer.get_submodule("features.1")
     x = torch.from_numpy(inputs_of(fewer, "features.1", images)).float()
-    square, slope, offset = one.quadratic.unbind(1)
+    square, slope, offset = one.coefficients.unbind(1)
     expected = torch.where(one.keep == 1, F.relu(x), square * x**2 + slope * x + offset)
     assert torch.allclose(one(x), expected, atol=1e-5)
 
