@@ -34,8 +34,10 @@ def polynomial(
     further in every layer. So layers are fitted one after the other, in the order of a forward
     pass, each to the inputs that the quadratics before it give: if all were fitted to the inputs in
     ``model``, the loss could begin at a million nats. And a step of training moves coefficients by
-    the mean over their places, not by the sum (:class:`fairlib.network.gates.Gate`). A training
-    that diverges all the same is an error; lower its learning rate.
+    the mean over their places, not by the sum (:class:`fairlib.network.gates.Gate`). All the same
+    quadratics bear a lower learning rate than lines. A training that diverges is an error; one
+    whose loss rises and stays finite (:func:`fairlib.history`) is not, and can end at one answer
+    for everybody.
 
     Args:
         model: A model with gates; not changed. Places that an earlier method has made linear become
