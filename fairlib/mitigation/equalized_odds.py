@@ -20,7 +20,8 @@ class EqualizedOdds(Lagrangian, Constraint):
 
     :math:`E_{ya}` is the share of wrong answers among the samples of the group whose true answer is
     :math:`y`, the *cell* (y, a), and :math:`E_y` that among all samples with this answer. With two
-    classes that makes the groups' true and false positive rates equal. Where an answer is rare in
+    classes that makes the groups' true and false positive rates equal; with more it asks less than
+    equalized odds, since *which* wrong answer is given may differ. Where an answer is rare in
     a group, the group's accuracy and mean loss hardly show that it is never given; here that is an
     error rate of 1.
 
@@ -32,9 +33,10 @@ class EqualizedOdds(Lagrangian, Constraint):
     gaps' place.
 
     Args:
-        step: Dual step :math:`s`, positive; there is one multiplier for each cell. Five epochs of
-            finetuning on CelebA, hair by gender, took 0.1 to 0.3, and a step of 1 was too large: as
-            a signed multiplier grows, the descent raises the losses of cells that are well off.
+        step: Dual step :math:`s`, positive, 0.1 by default; there is one multiplier for each cell.
+            Five epochs of finetuning on CelebA, hair by gender, took 0.1 to 0.3, and a step of 1
+            was too large: as a signed multiplier grows, the descent raises the losses of cells that
+            are well off.
         violation, tolerance, population, cap, restart: Arguments of
             :class:`fairlib.mitigation.lagrangian.Lagrangian`, within each answer. Multipliers of
             signed violations come to rest where the rates are equal, which the losses then need not
@@ -77,6 +79,7 @@ class EqualizedOdds(Lagrangian, Constraint):
 
     by_batch: ClassVar[bool] = True
 
+    step: float = 0.1
     violation: str = "signed"
 
     def start(self, model: nn.Module, data: GroupedDataset, objective: Objective) -> ConstraintRun:
@@ -100,8 +103,8 @@ class _EqualizedOddsRun:
         if empty.any():
             some = ", ".join(names[code] for code in empty.nonzero()[:5])
             raise ValueError(
-                "equalized odds needs samples of each answer in each group, and there are none in "
-                f"{int(empty.sum())} cells: {some}"
+                "equalized odds needs samples of each answer in each group, and there are none for "
+                f"{int(empty.sum())} of {len(names)} pairs: {some}"
             )
         self.multipliers = torch.zeros(len(names), device=data.groups.device)
 

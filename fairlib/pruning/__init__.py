@@ -162,8 +162,8 @@ def check_pruner(
     """Check the arguments of :func:`prune` before anything is trained.
 
     Raises:
-        ValueError: If a name is unknown, a method or a granularity that has its own schedule is
-            given another, or ``train`` is given although nothing is trained.
+        ValueError: If a name is unknown, a method that has its own schedule or a granularity that
+            has none is given one, or ``train`` is given although nothing is trained.
         TypeError: If a setting is unknown.
     """
     pruner = lookup("pruning method", method, PRUNERS)
@@ -172,8 +172,10 @@ def check_pruner(
     lookup("schedule", name, SPARSITY_SCHEDULES).check(f"schedule {name!r}", options)
     granularity = settings.get("granularity")
     if name != "one-shot" and (pruner.trains or granularity == PATTERN):
-        owner = f"pruning method {method!r}" if pruner.trains else f"granularity {granularity!r}"
-        raise ValueError(f"{owner} has its own schedule; schedule must be 'one-shot', got {name!r}")
+        raise ValueError(
+            f"pruning method {method!r} has its own schedule, and granularity {PATTERN!r} none; "
+            f"schedule must be 'one-shot', got {name!r}"
+        )
     if train and not trains(method, {"schedule": schedule}):
         raise ValueError(
             f"pruning method {method!r} with schedule {name!r} trains nothing; leave out train="

@@ -72,18 +72,17 @@ def keep_highest_within(
         ValueError: If ``scope`` or ``granularity`` is none of these, or the scores or the sparsity
             are refused.
     """
+    if scope not in ("global", "layer", "output"):
+        raise ValueError(f"scope must be 'global', 'layer' or 'output', got {scope!r}")
     if lookup("granularity", granularity, {"weight": False, PATTERN: True}):
         return keep_two_of_four(model, scores, sparsity)
     if scope == "output":
         return keep_highest_of_each(model, scores, sparsity)
     if scope == "global":
         return keep_highest(model, scores, sparsity)
-    if scope == "layer":
-        return {
-            name: keep_highest(model, {name: score}, sparsity)[name]
-            for name, score in scores.items()
-        }
-    raise ValueError(f"scope must be 'global', 'layer' or 'output', got {scope!r}")
+    return {
+        name: keep_highest(model, {name: score}, sparsity)[name] for name, score in scores.items()
+    }
 
 
 def keep_two_of_four(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fairlib.data import GroupedDataset
 from fairlib.network import masks
-from fairlib.network.evaluation import open_operators, outputs
+from fairlib.network.evaluation import full_precision, open_operators, outputs
 from fairlib.pruning.gradients import scored_copy
 from fairlib.pruning.selection import keep_highest_within
 
@@ -58,8 +58,8 @@ def wanda(
     scored.zero_grad()
     for layer in scored.modules():
         if isinstance(layer, masks.LAYERS):
-            layer.register_forward_pre_hook(_add_squares)
-    with open_operators(scored):
+            layer.register_forward_pre_hook(_add_squares, with_kwargs=True)
+    with full_precision(), open_operators(scored):
         outputs(scored, data)
     weights = masks.prunable(scored, exclude)
     squares = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
@@ -74,10 +74,11 @@ def wanda(
     return masks.with_masks(model, keep)
 
 
-def _add_squares(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+def _add_squares(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
     """Add to the gradient of a layer's weight the squared input that each weight meets."""
     # A layer is linear in its weights: the gradient of the sum of its outputs is, for each weight,
     # the sum of the inputs that it meets. So strides, padding, groups and dilation are the layer's
     # own. Its method forward is called, since calling the layer would call this hook again.
     with torch.enable_grad():
-        layer.forward(inputs[0].detach().square()).sum().backward()
+        (values,) = inputs or named.values()
+        layer.forward(values.detach().square()).sum().backward()

@@ -320,7 +320,6 @@ def test_a_condition_decides_where_nobody_reads_on(predictions):
     assert done.returncode == 3 and len(done.stderr.splitlines()) == 1 and "holds" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["\x1b]0;owned\x07\x1b[2Jx", "a\x9b2J", "x\u202ey", "::stop-commands::x", "  ::error::x",

@@ -17,16 +17,17 @@ from fairlib.diagnostics import (
     sample_boundary_distance,
     sample_gradient_norms,
 )
+from fairlib.diagnostics.boundary import MEASURES
 
 CALLS = {
     "gradients": group_gradients,
     "curvature": group_eigenvalues,
     "bound": hessian_bound,
     "sample gradients": sample_gradient_norms,
-    "linearized": partial(sample_boundary_distance, measure="linearized"),
-    "deepfool": partial(sample_boundary_distance, measure="deepfool"),
-    "radius": partial(sample_boundary_distance, measure="certified-radius", draws=20, selection=5),
 }
+for measure in MEASURES:
+    settings = {"draws": 20, "selection": 5} if measure == "certified-radius" else {}
+    CALLS[measure] = partial(sample_boundary_distance, measure=measure, **settings)
 TRAINED = {"fc.bias", "bn1.weight"}
 
 

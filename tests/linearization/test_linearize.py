@@ -27,7 +27,6 @@ def linearize(dense, images, method="random", **settings):
     return fairlib.linearize(dense, method, data=images, **settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", LINEARIZERS)
 def test_every_method_leaves_the_model_and_the_generators_alone_and_repeats_itself(
     dense, images, method

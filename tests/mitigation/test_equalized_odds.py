@@ -139,11 +139,13 @@ def test_a_study_takes_its_name_and_a_linearization_its_settings(images):
 def test_a_group_that_lacks_an_answer_is_refused_by_name():
     kept = (TARGETS == 0) | (GROUPS != 2)
     with pytest.raises(
-        ValueError, match="each answer in each group, and there are none in 1 cells: 1 x 2"
+        ValueError, match="each answer in each group, and there are none for 1 of 6 pairs: 1 x 2"
     ):
         fairlib.fit(linear(), DATA.subset(kept), constraint=fairlib.EqualizedOdds())
     classes = fairlib.GroupedDataset(DATA.inputs, GROUPS, GROUPS)  # The answer is the group.
-    with pytest.raises(ValueError, match="none in 6 cells: 0 x 1, 0 x 2, 1 x 0, 1 x 2, 2 x 0"):
+    with pytest.raises(
+        ValueError, match="none for 6 of 9 pairs: 0 x 1, 0 x 2, 1 x 0, 1 x 2, 2 x 0"
+    ):
         fairlib.EqualizedOdds().start(linear(), classes, plain)
     with pytest.raises(ValueError, match="equalized odds needs at least two groups"):
         fairlib.EqualizedOdds().start(linear(), DATA.subset(GROUPS == 0), plain)
@@ -158,3 +160,13 @@ def test_a_group_or_an_answer_without_any_sample_is_left_out():
     reported = run.end_epoch()
     assert [reported[f"violation[{name}]"] for name in ("2 x 0", "0 x 3")] == [0, 0]
     assert reported["violation[0 x 1]"] != 0
+
+
+def test_which_wrong_answer_is_given_does_not_count():
+    """With three classes that is less than Hardt et al. ask: here the groups err differently."""
+    codes = torch.arange(6) % 3
+    data = fairlib.GroupedDataset(torch.eye(6), codes, torch.arange(6) % 2)
+    model = torch.nn.Linear(6, 3, bias=False)
+    model.weight.data = torch.eye(3)[[1, 1, 2, 2, 1, 2]].T  # To class 0: 1 and 2.
+    run = fairlib.EqualizedOdds().start(model, data, plain)
+    assert not any(run.end_epoch().values())

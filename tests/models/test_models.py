@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import of_the_zoo
 
 import fairlib
 from fairlib.models import MODELS, Normalize, width_for
@@ -55,8 +56,7 @@ def test_every_model_gives_logits_at_every_size(name, channels, size):
     assert [m.mean.numel() for m in model.modules() if isinstance(m, Normalize)] == [channels]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@of_the_zoo()
 def test_trains_is_copied_and_is_pruned(name, images):
     width = 1.0 if name in ("mlp", "cnn", "tiny-resnet") else 0.1
     model = fairlib.build(name, num_classes=3, in_channels=1, image_size=8, width=width)

@@ -112,7 +112,7 @@ def test_two_of_four_and_bad_input(cnn, images):
         pattern(cnn)
     with pytest.raises(ValueError, match="granularity '2:4' prunes two of every four"):
         fairlib.prune(cnn, "random", sparsity=0.6, granularity="2:4", **FIRST)
-    with pytest.raises(ValueError, match="granularity '2:4' has its own schedule"):
+    with pytest.raises(ValueError, match="granularity '2:4' none; schedule must be"):
         pattern(cnn, schedule="gradual", data=images, train={"epochs": 1}, **FIRST)
     with pytest.raises(ValueError, match="unknown granularity '1:4'; known: weight, 2:4"):
         fairlib.prune(cnn, "snip", sparsity=0.5, data=images, granularity="1:4")

@@ -128,7 +128,6 @@ def test_code_that_training_runs_imports_nothing_that_is_left_out():
     assert not [name for name in imported if any(map(name.is_relative_to, cache._LEFT_OUT))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("edit", HARMFUL)
 @pytest.mark.parametrize(
     "name", ["training/together.py", "diagnostics/curvature.py", "models/cnn.py", "data/dataset.py"]
