@@ -108,7 +108,7 @@ def keep_two_of_four(
     Raises:
         ValueError: If ``sparsity`` is another, four does not divide the inputs of a layer (names
             it, and the layers that take the pattern), more than two of a block are pruned already,
-            or the scores are refused (:func:`keep_highest`).
+            or a score is NaN, or all are zero.
 
     Source:
         Mishra et al., Accelerating sparse deep neural networks (arXiv 2104.08378); TensorRT's
