@@ -286,9 +286,10 @@ def _stack(figure: Figure) -> None:
             axis.tick_params(labelleft=True)
             axis.set_subplotspec(grid[place])
         for old in part.legends:
-            title = old.get_title().get_text()
             old.remove()
-            legend(part, title)
+            legend(part, old.get_title().get_text())
+            for text in part.legends[-1].get_texts():
+                text.set_text(plain(text.get_text()))
 
 
 def line(axis: Axes, values: DataFrame, *, label: str | None = None, **look: Any) -> None:
@@ -751,17 +752,25 @@ def legend(figure: FigureBase, title: str = "") -> None:
     if not found:
         return
     # Labels fill the rows, with thirteen letters to the inch.
-    letters = 13 * figure.get_figure(root=True).get_figwidth()
-    columns = int(letters / (7 + max(len(plain(label)) for label in found)))
-    look = {"ncols": min(max(columns, 1), len(found)), "frameon": False, "title": title or None}
-    figure.legend(list(found.values()), list(found), loc="outside upper center", **look)
+    longest = 7 + max(len(plain(label)) for label in found)
+    columns = int(13 * figure.get_figure(root=True).get_figwidth() / longest)
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="outside upper center",
+        ncols=min(max(columns, 1), len(found)),
+        frameon=False,
+        title=title or None,
+    )
 
 
 def _axes(part: FigureBase) -> list[Axes]:
     """List the axes of a figure, or of a part of it, that stand in a grid."""
-    axes = part.get_figure(root=True).axes
-    own = [axis for axis in axes if axis.get_figure(root=False) is part]
-    return [axis for axis in own if axis.get_subplotspec()]
+    return [
+        axis
+        for axis in part.get_figure(root=True).axes
+        if axis.get_figure(root=False) is part and axis.get_subplotspec()
+    ]
 
 
 def shares(axis: Axes, levels: Iterable[float], label: str, *, pruned: bool = False) -> None:
