@@ -22,7 +22,7 @@ NEW = {
     "a list of grids in minutes of a GPU": {"whopays": 2_450, "tests": 2_490},
     "the arithmetic of a grid": {"whopays": 980, "tests": 540},
     "figures of pages, out of the notebooks": {"whopays": 3_975, "tests": 420},
-    "rates of errors, and who pays by question": {"whopays": 345, "tests": 750},
+    "rates of errors, and who pays by question": {"whopays": 345, "notebooks": 52, "tests": 750},
     "the rules mended": {"whopays": 1_740, "tests": 2_400},
     "whose numbers the front page has": {"whopays": 390},
     "labs": {"whopays": 1_960, "notebooks": 1_770, "tests": 600},
