@@ -27,7 +27,7 @@ NEW = {
     "whose numbers the front page has": {"whopays": 390},
     "labs": {"whopays": 1_960, "notebooks": 1_770, "tests": 600},
     "pages that a reader can look at": {"tests": 280},
-    "methods since the four papers": {"fairlib": 1_869, "notebooks": 215, "tests": 5_070},
+    "methods since the four papers": {"fairlib": 1_869, "notebooks": 215, "tests": 5_140},
 }
 """Sizes that new behaviour may have, by package; everything else comes in by taking other code
 out."""
@@ -40,7 +40,7 @@ for _sizes in NEW.values():
     for _package, _size in _sizes.items():
         CAPS[_package] += _size
 
-OVER = {"fairlib": 71_966, "whopays": 46_281}
+OVER = {"fairlib": 71_966, "whopays": 46_280}
 """Sizes of packages that are over their cap: lowered with every removal, raised by no more than an
 entry of ``NEW``, and deleted at the cap."""
 

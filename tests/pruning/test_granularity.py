@@ -110,6 +110,8 @@ def test_two_of_four_and_bad_input(cnn, images):
     fits = r"exclude=\['features.0.weight'\] .* fits features.3.weight, classifier.0.weight, cl"
     with pytest.raises(ValueError, match=fits):
         pattern(cnn)
+    with pytest.raises(ValueError, match="scope must be 'global', 'layer' or 'output', got 'row'"):
+        pattern(cnn, scope="row", **FIRST)
     with pytest.raises(ValueError, match="granularity '2:4' prunes two of every four"):
         fairlib.prune(cnn, "random", sparsity=0.6, granularity="2:4", **FIRST)
     with pytest.raises(ValueError, match="granularity '2:4' none; schedule must be"):

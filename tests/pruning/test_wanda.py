@@ -128,3 +128,21 @@ def test_weights_that_no_layer_is_called_for_are_named(images):
     assert all(name in str(refused.value) for name in unseen)
     pruned = fairlib.prune(model, "wanda", sparsity=0.5, data=images, exclude=unseen)
     assert not masks.read_masks(pruned).keys() & set(unseen)
+
+
+class _ByKeyword(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(input=inputs)
+
+
+def test_a_layer_that_is_called_by_keyword_shows_its_inputs(images):
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    named = nn.Sequential(nn.Flatten(), _ByKeyword(plain[1]))
+    one, other = (
+        fairlib.prune(each, "wanda", sparsity=0.5, data=images) for each in (plain, named)
+    )
+    assert torch.equal(one[1].weight, other[1].layer.weight)

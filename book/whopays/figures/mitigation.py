@@ -156,9 +156,10 @@ def gaps_and_accuracies(study: DataFrame) -> Figure:
     chance = found.groupby("network")[["gap by chance", "accuracy"]].mean()
     chance = chance.set_index("gap by chance").sort_values("accuracy")
     figure, axes = new_figure(2, height=4.6, sharey=True)
-    kinds = {"by multipliers": FIVE[:2] + _ORDER[6:], "by weights": FIVE[2:4]}
+    weights = {"group-dro", "reweight"}
+    kinds = {"by multipliers": {*_ORDER} - weights, "by weights": {*_ORDER[:2]} | weights}
     for axis, (title, names) in zip(axes, kinds.items(), strict=True):
-        _pareto(axis, found[found["mitigation"].isin(_ORDER[:2] + names)])
+        _pareto(axis, found[found["mitigation"].isin(names)])
         axis.plot(chance, ":", color="#777777", label="chance")
         axis.set_title(title)
         accuracy(axis.xaxis, "gap in test accuracy")
