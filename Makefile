@@ -25,14 +25,14 @@ locked = mkdir -p _build; exec 9> _build/.$(1).lock; python3 book/tools/lock.py 
 snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-going --show-failed-logs -q host $(SNAKEMAKE)
 
 help:
-	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; some 20 minutes on two"
+	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; some eleven minutes on two"
 	@echo "              cores the first time, then about one minute and what the changed pages take"
 	@echo "make book QUICK=1"
 	@echo "              the same pages with runs too small for conclusions: _build/quick/html/index.html; some seven minutes"
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
-	@echo "make test     unit tests, then the theory's notebooks by nbval; some seven minutes on two cores"
+	@echo "make test     unit tests, then the theory's notebooks by nbval; some four minutes on two cores"
 	@echo "make check    the rest: each page of the built book in Chromium, if there are both; whole runs, sweeps and simulations,"
 	@echo "              the papers' grids in toy size, code of pages; the experiments by nbval with smoke parameters, which"
 	@echo "              QUICK=1 leaves to make book QUICK=1. After a change of an experiment's page run it, too; CI does"
@@ -49,7 +49,7 @@ help:
 	@echo "make gpu-kit [GRIDS='params/study/pruning/matthew-effect-utkface.yml ...'] [DATA=data] [TARGET=3.12]"
 	@echo "              pack grids (params/gpu-list.txt by default), data and packages for a GPU machine with Python TARGET"
 	@echo "              and without a network: _build/gpu-kit; there 'bash record --minutes 13' runs them"
-	@echo "make env      only set up .venv, about three minutes; every command does that when it is needed"
+	@echo "make env      only set up .venv, about two minutes; every command does that when it is needed"
 	@echo "make clean    remove what was built; .venv, results/, the finished runs of sweeps, _build/lab and _build/gpu-kit stay"
 	@echo
 	@echo "PYTHON=/path/to/python3.12 chooses the Python of a new .venv, CORES=1 the number of cores."
