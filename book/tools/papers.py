@@ -61,7 +61,7 @@ def grids(paper: str) -> dict[Item, list[tuple[str, str, bool, str]]]:
 
 
 def pictures(paper: str) -> dict[Item, list[str]]:
-    """List links to the figures whose caption names a figure or table of a paper."""
+    """List the figures, with links, whose caption names a figure or table of a paper."""
     found = defaultdict(list)
     for path in sorted(project().glob("notebooks/*/*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -69,7 +69,7 @@ def pictures(paper: str) -> dict[Item, list[str]]:
         for cell in cells:
             figure = cell["metadata"].get("mystnb", {}).get("figure", {})
             for item in items(figure.get("caption", ""), paper):
-                found[item].append(f"[{title}](#{figure['name']})")
+                found[item].append(f"{title}, {{numref}}`{figure['name']}`")
     return found
 
 

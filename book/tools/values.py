@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").rea
 
 DATA = {
     "study": "digits",
+    "bilevel/does-it-hold-up-study": "drawn faces",
     "utkface": "a part of the faces",
     "pruning/matthew-effect-utkface": "faces",
     "utkface-all": "faces",
@@ -362,32 +364,31 @@ for name, data in (("digits", "study"), ("races", "utkface")):
     VALUES[f"mitigations_{name}"] = functools.partial(_narrowed, data)
 
 
-def _more_right(data: str) -> list[pd.DataFrame]:
-    """Compute how many more test answers are right after each mitigation, by seed and group."""
+def _more_right(data: str, mitigation: str) -> pd.DataFrame:
+    """Compute how many more test answers are right after a mitigation, by seed and group."""
     rows = effects.select(
         table(f"results/mitigation/price-of-fairness-{data}.csv"),
         **{"strength": [0, 2], "stage": "compressed", "budget": "epochs", "split": "test"},
     )
     rows = rows.assign(right=rows["accuracy"] * rows["size"])
     right = rows.pivot(index="seed", columns=["mitigation", "group"], values="right")
-    return [right[name] - right["none"] for name in MITIGATIONS]
+    return right[mitigation] - right["none"]
 
 
 @value
 def answers_gained() -> str:
     """Format how many more digits are right after each mitigation: the least and the most."""
-    found = [certain(more.sum(axis=1)).mean() for more in _more_right("study")]
+    tables = product(("study", "unpruned-study"), MITIGATIONS)
+    found = [certain(_more_right(*each).sum(axis=1)).mean() for each in tables]
     return f"{min(found):.0f} to {max(found):.0f}"
 
 
 @value
 def answers_taken() -> str:
-    """Format how many right answers other races lose for each that Others gains."""
-    found = [
-        certain(more["Others"] - more.sum(axis=1)).mean() / certain(more["Others"]).mean()
-        for more in _more_right("utkface")
-    ]
-    return f"{min(found):.0f} to {max(found):.0f}"
+    """Format how many right answers other races lose under equal losses for one of Others."""
+    more = _more_right("unpruned-utkface-all", "equal-loss")
+    gained = certain(more["Others"])
+    return f"{certain(gained - more.sum(axis=1)).mean() / gained.mean():.1f}"
 
 
 @value
