@@ -69,7 +69,7 @@ def pictures(paper: str) -> dict[Item, list[str]]:
         for cell in cells:
             figure = cell["metadata"].get("mystnb", {}).get("figure", {})
             for item in items(figure.get("caption", ""), paper):
-                found[item].append(f"{title}, {{numref}}`{figure['name']}`")
+                found[item].append(f"{{numref}}`{figure['name']}` ({title})")
     return found
 
 

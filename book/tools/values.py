@@ -51,7 +51,7 @@ SHOWN: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("pages.yml").rea
 
 DATA = {
     "study": "digits",
-    "bilevel/does-it-hold-up-study": "drawn faces",
+    "bilevel/does-it-hold-up-study": "artificial faces",
     "utkface": "a part of the faces",
     "pruning/matthew-effect-utkface": "faces",
     "utkface-all": "faces",

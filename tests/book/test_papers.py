@@ -61,5 +61,5 @@ def test_a_claim_shows_each_table_and_those_of_its_own_data_first():
     ]
     assert ":::{dropdown} Setting of t-fig-1: not run as printed\n" in text
     assert "`make sweep GRID=params/paper/pruning/t-fig-1.yml`" in text
-    assert "(#matthew-utkface)" in text
+    assert "{numref}`matthew-utkface`" in text
     assert "No table of it has been recorded." in text
