@@ -1,3 +1,3 @@
 """The version, apart from everything that takes time to import."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
