@@ -3,17 +3,14 @@
 ``python benchmarks/building.py BEFORE AFTER --steps env "book QUICK=1" test --rounds 1``
 
 Each commit is cloned and gets an environment of its own by ``make env``, once. In each round every
-other step is a cold ``make`` of one clone and then of the other. CPU seconds are those of all
-processes that a step started, also of those whose parents have ended: this process takes their
-place, as Linux's subreaper. Wall seconds mean something only where nothing else runs; ``others`` is
-the mean number of cores that other processes kept busy."""
+other step is a cold ``make`` of one clone and then of the other. CPU seconds are those of the whole
+machine while a step runs, on which nothing else may run: pages that start as forks of one server
+count for none of the processes that wait for them."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -25,7 +22,6 @@ from fairlib import environment
 
 REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "results" / "benchmarks"
-PR_SET_CHILD_SUBREAPER = 36  # From <linux/prctl.h>.
 
 
 def busy() -> float:
@@ -36,18 +32,11 @@ def busy() -> float:
 
 
 def timed(folder: Path, step: str) -> dict[str, float]:
-    """Wall and CPU seconds of ``make`` with the words of a step, and what others took."""
-    start, before, all_before = time.monotonic(), _children(), busy()
+    """Seconds that ``make`` with the words of a step takes: by the clock, and of all cores."""
+    start, before = time.monotonic(), busy()
     with open(folder.with_suffix(".log"), "a") as log:
         subprocess.run(["make", *step.split()], cwd=folder, stdout=log, stderr=log, check=True)
-    wall = time.monotonic() - start
-    while True:
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-    cpu = _children() - before
-    return {"wall": wall, "cpu": cpu, "others": (busy() - all_before - cpu) / wall}
+    return {"wall": time.monotonic() - start, "cpu": busy() - before}
 
 
 def git(*words: object) -> str:
@@ -56,18 +45,12 @@ def git(*words: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _children() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("commits", nargs="+", help="one or two, the earlier one first")
     parser.add_argument("--steps", nargs="+", default=["env", "book QUICK=1", "book", "test"])
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     where = environment.describe("cpu")
     hardware, rows = f"{where['cpu']}, {os.cpu_count()} cores", []
     with tempfile.TemporaryDirectory() as folder:

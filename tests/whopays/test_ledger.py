@@ -346,7 +346,7 @@ def test_a_group_at_the_floor_is_named_and_its_tables_are_counted(tmp_path):
     )
     assert "3 of their 3 tables do not meet it" in text
     reason = "nothing to lose: few"
-    assert f"\n- `low.csv`, 1 claims: {reason}\n- `middle.csv`, 1 claims: {reason}\n" in text
+    assert f"\n- `low.csv`, 1 claim: {reason}\n- `middle.csv`, 1 claim: {reason}\n" in text
 
 
 def test_the_figure_has_each_interval_in_units_of_its_margin(tmp_path):
