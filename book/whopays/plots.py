@@ -62,6 +62,7 @@ WORDS = {
     "small dense": "small network",
     "linearize:random": "random gates",
     "linearize:preactivation": "by preactivation",
+    "linearize:polynomial": "quadratics",
     "snl": "SNL",
     "deepreduce": "DeepReDuce",
     "senet": "SENet",
