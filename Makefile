@@ -25,7 +25,7 @@ locked = mkdir -p _build; exec 9> _build/.$(1).lock; python3 book/tools/lock.py 
 snakemake = snakemake $(1) --cores $(CORES) --nolock --rerun-incomplete --keep-going --show-failed-logs -q host $(SNAKEMAKE)
 
 help:
-	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; some eleven minutes on two"
+	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; 11 to 14 minutes on two"
 	@echo "              cores the first time, then about one minute and what the changed pages take"
 	@echo "make book QUICK=1"
 	@echo "              the same pages with runs too small for conclusions: _build/quick/html/index.html; some seven minutes"
