@@ -164,16 +164,15 @@ def pruned_or_small(study: DataFrame) -> Figure:
     return figure
 
 
-def third_changes(study: DataFrame, at: float, **where: Any) -> dict[str, Series]:
+def third_changes(study: DataFrame, at: float) -> dict[str, Series]:
     """Compute the changes of accuracy of the largest and the smallest third, and their difference.
 
     Args:
         study: Table of :func:`fairlib.study`.
         at: Level of the compression.
-        where: Values of columns that select the rows.
     """
     largest, smallest = (
-        effects.accuracy_change(study, level=at, groups=groups, where=where)
+        effects.accuracy_change(study, level=at, groups=groups)
         for groups in ("largest", "smallest")
     )
     return {
