@@ -124,9 +124,12 @@ def recorded(path: str) -> Recorded:
             root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})
         )
     if (root / "book" / "claims.yml").is_file():
-        grids = (root / "params").rglob("*.yml")
-        if any(f"table: {path}\n" in grid.read_text(encoding="utf-8") for grid in grids):
-            print(f"The runs of {path} are registered, and not recorded yet.")
+        # The grid that names the table records it.
+        for grid in (root / "params").rglob("*.yml"):
+            if f"table: {path}\n" in grid.read_text(encoding="utf-8"):
+                name = grid.relative_to(root).as_posix()
+                print(f"Not recorded yet: make sweep GRID={name} records {path}.")
+                break
         else:
             print(f"There is no recorded table {path} yet.")
     else:

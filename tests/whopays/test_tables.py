@@ -111,7 +111,7 @@ def test_a_table_whose_runs_are_registered_is_not_recorded_yet(repository, capsy
     (repository / "params" / "study" / "page.yml").write_text(f"table: {path}\nruns: []\n")
     assert not tables.recorded(path)
     assert capsys.readouterr().out == (
-        f"The runs of {path} are registered, and not recorded yet.\n"
+        f"Not recorded yet: make sweep GRID=params/study/page.yml records {path}.\n"
     )
 
 

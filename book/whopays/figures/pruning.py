@@ -164,24 +164,6 @@ def pruned_or_small(study: DataFrame) -> Figure:
     return figure
 
 
-def third_changes(study: DataFrame, at: float) -> dict[str, Series]:
-    """Compute the changes of accuracy of the largest and the smallest third, and their difference.
-
-    Args:
-        study: Table of :func:`fairlib.study`.
-        at: Level of the compression.
-    """
-    largest, smallest = (
-        effects.accuracy_change(study, level=at, groups=groups)
-        for groups in ("largest", "smallest")
-    )
-    return {
-        "change, largest third": largest,
-        "change, smallest third": smallest,
-        "difference of drops": largest - smallest,
-    }
-
-
 def pruned_minus_small(study: DataFrame) -> DataFrame:
     """List the contrast of a pruned and a small network by level, with its p-value."""
     pruned, small = by_part(study, "network").values()
