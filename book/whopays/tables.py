@@ -109,10 +109,10 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """Read a table of ``results/``; if it is missing, print one sentence that says why.
+    """Read a table of ``results/``; if it is missing, print one sentence about it.
 
-    Where the project's files are missing (the wheel has them), the sentence says so, not that there
-    is no such table.
+    It names the sweep that records the table. Where the project's files are missing (the wheel has
+    them), it says so, not that there is no such table.
 
     Args:
         path: Path of the CSV file from the root of the project. On a page it has to be a literal,
@@ -124,7 +124,6 @@ def recorded(path: str) -> Recorded:
             root / path, pd.read_csv(root / path, dtype={"group": str, "upsampled_group": str})
         )
     if (root / "book" / "claims.yml").is_file():
-        # The grid that names the table records it.
         for grid in (root / "params").rglob("*.yml"):
             if f"table: {path}\n" in grid.read_text(encoding="utf-8"):
                 name = grid.relative_to(root).as_posix()
