@@ -28,7 +28,7 @@ help:
 	@echo "make book     run the notebooks that need it and build the book: _build/html/index.html; 11 to 14 minutes on two"
 	@echo "              cores the first time, then about one minute and what the changed pages take"
 	@echo "make book QUICK=1"
-	@echo "              the same pages with runs too small for conclusions: _build/quick/html/index.html; some seven minutes"
+	@echo "              the same pages with runs too small for conclusions: _build/quick/html/index.html; some six minutes"
 	@echo "make lab      open copies of the notebooks in JupyterLab, for you to run and change: _build/lab"
 	@echo "make notebooks"
 	@echo "              what 'make book' also leaves in _build/plain: notebooks for Colab, GitHub and any Jupyter"
