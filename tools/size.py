@@ -40,7 +40,7 @@ for _sizes in NEW.values():
     for _package, _size in _sizes.items():
         CAPS[_package] += _size
 
-OVER = {"fairlib": 71_966, "whopays": 46_252}
+OVER = {"fairlib": 71_966, "whopays": 46_248}
 """Sizes of packages that are over their cap: lowered with every removal, raised by no more than an
 entry of ``NEW``, and deleted at the cap."""
 

@@ -127,7 +127,7 @@ def recorded(path: str) -> Recorded:
         for grid in (root / "params").rglob("*.yml"):
             if f"table: {path}\n" in grid.read_text(encoding="utf-8"):
                 name = grid.relative_to(root).as_posix()
-                print(f"Not recorded yet: make sweep GRID={name} records {path}.")
+                print(f"Not recorded yet. To record it:\nmake sweep GRID={name}")
                 break
         else:
             print(f"There is no recorded table {path} yet.")

@@ -110,9 +110,8 @@ def test_a_table_whose_runs_are_registered_is_not_recorded_yet(repository, capsy
     (repository / "params" / "study").mkdir(parents=True)
     (repository / "params" / "study" / "page.yml").write_text(f"table: {path}\nruns: []\n")
     assert not tables.recorded(path)
-    assert capsys.readouterr().out == (
-        f"Not recorded yet: make sweep GRID=params/study/page.yml records {path}.\n"
-    )
+    said = capsys.readouterr().out
+    assert said == "Not recorded yet. To record it:\nmake sweep GRID=params/study/page.yml\n"
 
 
 def test_some_of_its_rows_have_the_same_origin(repository):
