@@ -109,10 +109,10 @@ class Recorded:
 
 
 def recorded(path: str) -> Recorded:
-    """Read a table of ``results/``; if it is missing, print one sentence about it.
+    """Read a table of ``results/``; if it is missing, print the command that records it.
 
-    It names the sweep that records the table. Where the project's files are missing (the wheel has
-    them), it says so, not that there is no such table.
+    Where no grid records it, or the project's files are missing (the wheel has none of them), the
+    output says that instead.
 
     Args:
         path: Path of the CSV file from the root of the project. On a page it has to be a literal,
